@@ -39,7 +39,7 @@ class OwnData:
 
     Args:
         path: absolute; None: the data are elsewhere.
-        args: the data set's ``data_args``, with ``data_cache_dir`` unless the data are elsewhere.
+        args: the data set's parameters.
         shape: of a sample at the network's input.
         groups: names in the order of the groups' numbers; of pictures, also the folders in ``path``.
         samples: number of training samples; 0 if unknown.
@@ -140,7 +140,7 @@ def _pictures(path: Path, classes: Sequence[str]) -> OwnData:
     names = dataset.names(train, test or [])
     side, channels = _sampled(path, [file for file, _ in train])
     size = max((s for s in SIDES if s <= side), default=SIDES[0])
-    args: dict[str, Any] = {"data_cache_dir": str(path), "image_size": size, "channels": channels}
+    args: dict[str, Any] = {"image_size": size, "channels": channels}
     if classes:
         args["class_names"] = names
     notes = (f"pictures: {dataset.layout(groups, names, tests=test is not None)}",)
@@ -170,7 +170,7 @@ def _archive(path: Path) -> OwnData:
     if path.suffix.lower() != ".npz":
         raise mistake(clean(path), "is neither folder, archive nor table", KINDS)
     arrays = read_archive(path, KNOWN)
-    args: dict[str, Any] = {"data_cache_dir": str(path)}
+    args: dict[str, Any] = {}
     x, notes = arrays.get("x_train", arrays.get("x")), []
     if x is not None and x.ndim == 4 and sum(x.shape[axis] in (1, 3) for axis in (1, 3)) != 1:
         args["layout"] = "nchw" if x.shape[1] <= x.shape[3] else "nhwc"
@@ -183,10 +183,10 @@ def _archive(path: Path) -> OwnData:
 
 def _loaded(name: str, path: Path, args: dict[str, Any], notes: Sequence[str]) -> OwnData:
     plugin = catalog.load("datasets", name)
-    params, lines = mistakes.checked(plugin.Params, {key: args[key] for key in args if key != "data_cache_dir"})
+    params, lines = mistakes.checked(plugin.Params, args)
     if lines:
         raise MistakesError([f"data set {name}: {line}" for line in lines])
-    data: Data = plugin(params).load(Path(args["data_cache_dir"]), download=False, seed=0)
+    data: Data = plugin(params).load(path, download=False, seed=0)
     numbers = [] if data.train.groups is None else np.unique(data.train.groups).tolist()
     groups = [str(data.group_names[g]) if g < len(data.group_names) else str(g) for g in numbers]
     shape, moments = data.train.x.shape[1:], (data.mean, data.std)
@@ -203,7 +203,7 @@ def _table(path: Path, label: str | None, group: str | None, classes: Sequence[s
         )
     group = _column(path, columns, group, GROUPS, "--group")
     frame = rows(path, columns)
-    args: dict[str, Any] = {"data_cache_dir": str(path), "label": label}
+    args: dict[str, Any] = {"label": label}
     if group is not None:
         args["group"] = group
     if classes:

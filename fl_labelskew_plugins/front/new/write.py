@@ -42,7 +42,7 @@ def simulation(data: OwnData, out: Path) -> list[str]:
         origin = "The data have no groups, so they are partitioned: the smaller beta, the fewer classes per client."
     sections: list[Section] = [
         ("", "common_args", {"training_type": "simulation", "random_seed": 0}),
-        (_about_data(data), "data_args", {"dataset": data.dataset, **data.args}),
+        (_about_data(data), "data_args", {"dataset": data.dataset, "data_cache_dir": str(data.path), **data.args}),
         (f"{origin} labelskew survey shows the clients' samples per class.", "partition_args", partition),
         *_training(data, clients, "simulation.yaml"),
         ("per_client: also test the model on each client's own test part.", "validation_args", {"per_client": True}),
@@ -74,9 +74,9 @@ def federation(data: OwnData, out: Path, silos: int | None, *, secure: bool = Fa
     if secure and len(stems) < LEAST_SUMMED:
         problem = f"{counted(len(stems), 'silo')}, but a sum over fewer than {LEAST_SUMMED} does not hide a silo"
         raise mistake("--secure", problem, f"at least {LEAST_SUMMED} silos, or no --secure")
-    args = {key: value for key, value in data.args.items() if key not in ("data_cache_dir", "group")}
     classes = {"class_names": data.classes} if data.dataset != "npz" else {"classes": len(data.classes)}
-    common = {"dataset": data.dataset, **args, **classes}
+    common = {"dataset": data.dataset, **data.args, **classes}
+    common.pop("group", None)
     form = {**common, "input_shape": [*data.shape]}
     if secure or (data.moments and not data.path):
         form |= _normalisation(data)
@@ -208,27 +208,27 @@ def _training(data: OwnData, clients: int, recipe: str) -> Iterator[Section]:
 
 
 def _places(data: OwnData, stems: Sequence[str], part: Path, out: Path) -> Iterator[str]:
-    """Yield the path of each silo's data; write its rows to ``part``, which becomes ``out``."""
+    """The path of each silo's data; rows are written to ``part``, which becomes ``out``."""
     if data.path is None or len(data.groups) < 2:
-        yield from [data.args.get("data_cache_dir", "")] * len(stems)
+        yield from [str(data.path or "")] * len(stems)
     elif data.dataset == "image_folder":
         yield from [str(data.path / group) for group in data.groups]
     else:
         (part / "data").mkdir()
         split = _split_archive if data.dataset == "npz" else _split_table
-        for file in split(data, [part / "data" / stem for stem in stems]):
+        for file in split(data, data.path, [part / "data" / stem for stem in stems]):
             yield os.path.abspath(out / "data" / file.name)
 
 
-def _split_archive(data: OwnData, paths: Sequence[Path]) -> Iterator[Path]:
+def _split_archive(data: OwnData, source: Path, paths: Sequence[Path]) -> Iterator[Path]:
     """Write each group's samples as an archive; a group without a test part has only ``x`` and ``y``."""
-    arrays = read_archive(Path(data.args["data_cache_dir"]), KNOWN)
+    arrays = read_archive(source, KNOWN)
     train = "_train" if "x_train" in arrays else ""
     labels = arrays[f"y{train}"]  # if they are names, a silo may lack some, so its archive lists all names
     names = arrays.get("class_names", np.unique(labels) if labels.dtype.kind in "US" else np.array(data.classes))
     groups = np.unique(arrays[f"groups{train}"])
     if len(groups) != len(paths):
-        raise mistake(clean(data.path), "has a group that is too small to split off a test part", "larger groups")
+        raise mistake(clean(source), "has a group that is too small to split off a test part", "larger groups")
     for group, path in zip(groups, paths, strict=True):
         rows = {train: arrays[f"groups{train}"] == group}
         if train and "groups_test" in arrays and (test := arrays["groups_test"] == group).any():
@@ -243,8 +243,8 @@ def _split_archive(data: OwnData, paths: Sequence[Path]) -> Iterator[Path]:
         yield file
 
 
-def _split_table(data: OwnData, paths: Sequence[Path]) -> Iterator[Path]:
-    args, source = data.args, Path(data.args["data_cache_dir"])
+def _split_table(data: OwnData, source: Path, paths: Sequence[Path]) -> Iterator[Path]:
+    args = data.args
     frame = table.rows(source, [args["group"], *args["features"], args["label"]])
     groups = table.texts(frame.pop(args["group"]))
     for group, path in zip(data.groups, paths, strict=True):
@@ -272,7 +272,7 @@ def _finish(part: Path, data: OwnData, kind: str, ignored: Sequence[str], **fact
     page = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
     readme = page.from_string(Path(__file__).with_name(f"{kind}.md.j2").read_text("utf-8"))
     example = "/data/table.csv" if data.dataset == "table" else "/data/pictures"
-    place = clean(data.args.get("data_cache_dir", example), 4096)
+    place = clean(data.path or example, 4096)
     facts |= {"data": shlex.quote(place), "example": example}
     (part / "README.md").write_text(readme.render(facts), encoding="utf-8")
     (part / ".gitignore").write_text("".join(f"{line}\n" for line in ignored), encoding="utf-8")
