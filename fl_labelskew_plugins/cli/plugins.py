@@ -14,10 +14,9 @@ from fl_labelskew_registry.catalog import CONTRACTS
 
 from fl_labelskew_plugins.cli import completion, table
 from fl_labelskew_plugins.machine import log
+from fl_labelskew_plugins.machine.extras import PACKAGE
 from fl_labelskew_plugins.machine.text import clean, wrapped
 from fl_labelskew_plugins.surveys import measured
-
-OURS = "fl-labelskew-plugins"
 
 
 def names(kind: Kind) -> str:
@@ -25,7 +24,7 @@ def names(kind: Kind) -> str:
     rows = []
     for entry in catalog.entries(kind):
         line = clean(_first_line(entry.target))
-        if entry.distribution != OURS:
+        if entry.distribution != PACKAGE:
             line = f"{line} ({clean(entry.distribution)})".strip()
         rows.append([entry.name, line])
     return table.plain(["name", "description"], rows)

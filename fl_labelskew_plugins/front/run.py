@@ -54,7 +54,7 @@ def load(recipe: str | Path | Mapping[str, Any], changes: Mapping[str, Any] | No
     5
 
     Args:
-        recipe: a name of ``labelskew recipes ls``, the path of a file, or a mapping of sections to their keys.
+        recipe: a name of ``labelskew recipes ls``, a file, or a mapping of sections to their keys.
         changes: values by ``section.key``, which override the recipe's.
 
     Raises:

@@ -14,7 +14,7 @@ OPEN_MPI = "apt-get install openmpi-bin libopenmpi-dev"
 
 
 def load(extra: str, *modules: str, what: str, otherwise: str = "") -> Any:
-    """Import modules of an extra, and return the first one; raises LabelSkewError, with this begin and end."""
+    """Import modules of an extra, and return the first one; raises LabelSkewError ``WHAT needs ...OTHERWISE``."""
     for module in modules:
         name = module.partition(".")[0]
         try:

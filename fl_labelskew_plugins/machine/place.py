@@ -6,7 +6,7 @@ from pathlib import Path
 
 RANKS = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"), ("PMIX_RANK", "SLURM_NTASKS"))
 """Variables of Open MPI, MPICH and Slurm with rank and number of processes."""
-DOOR = "FL_LABELSKEW_DOOR"  # environment variable with the socket of :mod:`.runtimes.mpi.launch`
+DOOR = "FL_LABELSKEW_DOOR"  # environment variable with the socket of runtimes/mpi/launch.py
 
 
 def mpi_rank() -> tuple[int, int] | None:

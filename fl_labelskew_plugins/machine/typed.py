@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-GO_ON = "FL_LABELSKEW_GO_ON"  # environment variable with :func:`to_go_on`, for child processes
+GO_ON = "FL_LABELSKEW_GO_ON"  # environment variable with the text of to_go_on, for child processes
 
 
 def to_go_on(words: Iterable[str]) -> str:

@@ -233,16 +233,13 @@ class Mistakes:
         """Base folder of a path: the file's, or for overrides the current folder."""
         return Path() if place in self.overridden else self.path.parent
 
-    def meant(self, prefix: str, name: str, absent: Iterable[str]) -> None:
-        """Do not report keys that ``name`` probably misspells as missing."""
-        self.wrong |= {prefix + close for close in closest(name, absent)}
-
-    def unknown_keys(self, place: str, raw: Mapping[str, Any], known: Sequence[str]) -> None:
-        """Add a mistake for each key that is not ``known``."""
+    def unknown_keys(self, place: str, raw: Mapping[str, Any], known: Sequence[str], kind: str = "key") -> None:
+        """Add a mistake for each key that is not ``known``; the keys that it probably misspells are not missing."""
+        prefix = f"{place}." if place else ""
         for key in raw:
             if key not in known:
-                self.say(f"{place}.{key}", unknown_key(key, known))
-                self.meant(f"{place}.", key, [name for name in known if name not in raw])
+                self.say(f"{prefix}{key}", unknown_key(key, known, kind))
+                self.wrong |= {f"{prefix}{near}" for near in closest(key, [name for name in known if name not in raw])}
 
     def validated(self, place: str, model: type[ModelT], raw: Mapping[str, Any]) -> ModelT | None:
         """See :func:`validate`; mistakes are added."""

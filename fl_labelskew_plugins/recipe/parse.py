@@ -227,17 +227,14 @@ class _Check(Mistakes):
             row = self.path.with_suffix("") / "ROW"
             raise RecipeError([f"{shown(self.path)}: is a table of recipes; use one of its rows: {shown(row)}"])
         self.lines += [f"{shown(self.path)}: {line}" for line in duplicates]
-        raw: dict[str, Any] = {}
-        for section, keys in content.items():
-            if section not in allowed:
-                self.say(section, mistakes.unknown_key(section, allowed, "section"))
-                self.meant("", section, [known for known in allowed if known not in content])
-            elif section == EXPECTED:
+        self.unknown_keys("", content, allowed, "section")
+        raw: dict[str, Any] = {section: keys for section, keys in content.items() if section in allowed}
+        for section, keys in raw.copy().items():
+            if section == EXPECTED:
                 raw[section] = self._expected(keys)
             elif not isinstance(keys, dict):
                 self.say(section, f"{show(keys)} is not a mapping of keys to values; allowed: section: {{key: value}}")
-            else:
-                raw[section] = keys
+                del raw[section]
         return raw
 
     def _override(self, raw: dict[str, dict[str, Any]], overrides: Sequence[str]) -> None:

@@ -518,7 +518,7 @@ class Expected(Params):
     """A paper's number to compare a recipe's runs with; it does not affect a run.
 
     Accuracies are in per cent: means over the last ``validation_args.last_rounds`` tests, except ``best_accuracy``, the
-    highest of all tests. ``rounds_to`` is the first round, from 1, in which the accuracy reaches ``target``.
+    highest of all. ``rounds_to`` is the first round, from 1, that reaches ``target``.
     """
 
     value: float = Field(ge=0, description="the paper's number: per cent, or rounds with rounds_to")
