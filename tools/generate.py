@@ -23,6 +23,7 @@ from fl_labelskew_registry import catalog
 
 from fl_labelskew_plugins.cli import plugins, table
 from fl_labelskew_plugins.cli.main import main as labelskew
+from fl_labelskew_plugins.machine import extras
 from fl_labelskew_plugins.recipe import shipped, tables, yaml
 from fl_labelskew_plugins.recipe.model import EXPECTED, PLUGGED, POLICY, SECTIONS
 from fl_labelskew_plugins.recipe.schema import json_schema
@@ -44,7 +45,7 @@ def schema() -> str:
 
 def names(kind: catalog.Kind) -> list[str]:
     """The built-in plugins of a kind, without those of other packages."""
-    return [entry.name for entry in catalog.entries(kind) if entry.distribution == plugins.OURS]
+    return [entry.name for entry in catalog.entries(kind) if entry.distribution == extras.PACKAGE]
 
 
 def equation(name: str) -> Iterator[str]:

@@ -1,7 +1,5 @@
 """``labelskew audit``: the log of a server's or a silo's connections and messages."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import click

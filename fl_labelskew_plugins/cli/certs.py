@@ -1,7 +1,5 @@
 """``labelskew certs``: certificates of the server and the silos."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

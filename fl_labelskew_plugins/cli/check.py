@@ -1,7 +1,5 @@
 """``labelskew check``: compare a method's numbers between the runtimes."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

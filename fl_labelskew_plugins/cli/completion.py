@@ -1,7 +1,5 @@
 """Shell completion of recipes, plugins and keys, without importing plugins."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable
 
@@ -16,7 +14,7 @@ Complete = Callable[[click.Context, click.Parameter, str], Items]
 
 
 def plugins(kind: Kind) -> Complete:
-    """Return a function that completes the name of a plugin."""
+    """A function that completes the name of a plugin."""
     return lambda context, parameter, word: _matching(sorted({one.name for one in catalog.entries(kind)}), word)
 
 
@@ -31,7 +29,6 @@ def shipped_names(context: click.Context, parameter: click.Parameter, word: str)
 
 
 def _shipped(word: str) -> list[str]:
-    """Names of recipes; papers' recipes as ``PAPER/`` until only one paper matches."""
     papers = [paper for paper in shipped.papers() if f"{paper}/".startswith(word) or word.startswith(f"{paper}/")]
     rows = shipped.table(papers[0]).cells if len(papers) == 1 else [""]
     return [*shipped.files(), *(f"{paper}/{row}" for paper in papers for row in rows)]

@@ -24,18 +24,12 @@ DRY_RUN = click.option(
 
 
 def forecast(
-    planned: Sequence[Planned],
-    *,
-    jobs: int,
-    free: float,
-    host: str | None = None,
-    until: float = math.inf,
+    planned: Sequence[Planned], *, jobs: int, free: float, host: str | None = None, until: float = math.inf
 ) -> float:
-    """List runs, start one of each unknown kind for a few batches or rounds, and estimate the remaining costs.
+    """List runs, try one of each unknown kind, estimate the others, and return the seconds of all, in sequence.
 
-    ``free``: bytes of memory for all runs together. ``until``: deadline for starting runs, in seconds of
-    :func:`time.monotonic`. Return the seconds of all runs, one after the other. Raise RunError if some runs could not
-    be started; the others are estimated.
+    ``free``: bytes of memory for all runs together. ``until``: end of the trials, in seconds of
+    :func:`time.monotonic`. Raise RunError if some runs could not be started.
     """
     from fl_labelskew_plugins.runs import status
     from fl_labelskew_plugins.runs.progress import Pause

@@ -1,7 +1,5 @@
 """``labelskew data``: check a data set's files, and write small copies."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from pathlib import Path

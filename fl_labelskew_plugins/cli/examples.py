@@ -1,7 +1,5 @@
 """``labelskew examples``: the examples and sweeps of the package."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -30,7 +28,7 @@ GENERATED = ("__pycache__", "certs", "data", "runs")
 
 
 def source(name: str) -> Path:
-    """Return the folder or file of an example; raise LabelSkewError for an unknown name."""
+    """The folder or file of an example; raises LabelSkewError for an unknown name."""
     if name not in ABOUT:
         from fl_labelskew_plugins.recipe import mistakes
 

@@ -1,7 +1,5 @@
 """Exit codes of all commands: 0 done, 2 a user's mistake, 1 a failure, 130 interrupted."""
 
-from __future__ import annotations
-
 import functools
 import os
 import sys
@@ -22,7 +20,7 @@ CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 
 def guarded(verb: Callable[P, None]) -> Callable[P, None]:
-    """Decorate a command, so that its errors are printed without a traceback; bugs keep theirs."""
+    """Print the errors of a command without a traceback, except bugs."""
 
     @functools.wraps(verb)
     def ends(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -55,7 +53,7 @@ def refuse_mpirun(verb: str) -> None:
 
 @contextmanager
 def writing(place: Path | str) -> Iterator[None]:
-    """Report an OSError of writing ``place``, such as a full disk, as a user's mistake."""
+    """Report an OSError, such as a full disk, as a user's mistake."""
     try:
         yield
     except OSError as error:

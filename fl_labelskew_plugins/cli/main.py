@@ -1,7 +1,5 @@
 """The ``labelskew`` command. Heavy imports happen only when a command runs, so that ``--help`` is fast."""
 
-from __future__ import annotations
-
 import inspect
 import pkgutil
 from importlib import import_module
@@ -14,7 +12,7 @@ from fl_labelskew_plugins.cli.plugins import PLUGIN_COMMANDS
 
 
 class Guarded(click.Group):
-    """A group with the exit codes of :mod:`.exits` for all of its commands."""
+    """A group with the exit codes of :mod:`.exits`."""
 
     def invoke(self, context: click.Context) -> None:
         """Run the command in ``context``."""
@@ -37,7 +35,7 @@ for _module in pkgutil.iter_modules(cli.__path__):
 
 
 def _show_first_sentence(command: click.Command) -> None:
-    """Show the whole first sentence of a command in its group's list, where click would cut it."""
+    """Show the whole first sentence in lists of commands, which click would cut."""
     first = " ".join(inspect.cleandoc(command.help or "").partition("\n\n")[0].split())
     command.short_help = command.short_help or first.partition(". ")[0].removesuffix(".") + "."
     for part in getattr(command, "commands", {}).values():

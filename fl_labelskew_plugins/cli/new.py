@@ -1,7 +1,5 @@
 """``labelskew new``."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 from functools import partial

@@ -1,7 +1,5 @@
 """Options and arguments that several commands share."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -16,12 +14,11 @@ PATH = click.Path(path_type=Path)
 FOLDER = click.Path(path_type=Path, file_okay=False)
 FILE = click.Path(path_type=Path, dir_okay=False)
 RECIPE_KEY = "SECTION.KEY=VALUE"
-RECIPE = click.argument("recipe", type=PATH, shell_complete=completion.recipes)
 RUN = click.argument("folder", metavar="RUN", type=FOLDER)
 
 
 def trained_model(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the argument RUN and its options to a command, which gets the model as its first argument."""
+    """Add RUN and its options to a command, which gets the model as its first argument."""
 
     @click.argument("place", metavar="RUN", type=PATH)
     @click.option("--best", is_flag=True, help="Use the model of the best round, not of the last one.")
@@ -37,14 +34,14 @@ def trained_model(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def overrides(meaning: str = "Change a value", metavar: str = RECIPE_KEY) -> Callable[..., Any]:
-    """Create the option ``--set`` of a command, with the argument ``overrides``."""
+    """The option ``--set`` of a command."""
     complete = completion.settings if metavar == RECIPE_KEY else None
     text = f"{meaning}; repeatable."
     return click.option("--set", "overrides", multiple=True, metavar=metavar, shell_complete=complete, help=text)
 
 
 def data_args(overrides: tuple[str, ...]) -> tuple[dict[str, Any], list[str]]:
-    """Read ``KEY=VALUE`` or ``data_args.KEY=VALUE``; return the parameters, and a line per mistake."""
+    """Parameters of ``KEY=VALUE`` or ``data_args.KEY=VALUE``, and mistakes."""
     from fl_labelskew_plugins.recipe import mistakes, yaml
 
     raw: dict[str, Any] = {}
@@ -63,7 +60,7 @@ def data_args(overrides: tuple[str, ...]) -> tuple[dict[str, Any], list[str]]:
 
 
 def data_settings(overrides: tuple[str, ...]) -> dict[str, Any]:
-    """Return the values of :data:`DATA_SET`; raise MistakesError for malformed ones."""
+    """As :func:`data_args`; raise MistakesError for mistakes."""
     settings, wrong = data_args(overrides)
     if wrong:
         raise MistakesError([f"--set data_args.{line}" for line in wrong])

@@ -1,7 +1,5 @@
 """``labelskew methods``, ``optimizers``, ``partitions``, ``datasets``, ``models``, ``trackers``."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re
@@ -16,26 +14,24 @@ from fl_labelskew_registry.catalog import CONTRACTS
 
 from fl_labelskew_plugins.cli import completion, table
 from fl_labelskew_plugins.machine import log
+from fl_labelskew_plugins.machine.extras import PACKAGE
 from fl_labelskew_plugins.machine.text import clean, wrapped
 from fl_labelskew_plugins.surveys import measured
 
-OURS = "fl-labelskew-plugins"
-"""Distribution that is not named next to its plugins."""
-
 
 def names(kind: Kind) -> str:
-    """Format the registered names, without importing plugins: a broken one hides no other."""
+    """A table of the registered names; does not import plugins, which may be broken."""
     rows = []
     for entry in catalog.entries(kind):
         line = clean(_first_line(entry.target))
-        if entry.distribution != OURS:
+        if entry.distribution != PACKAGE:
             line = f"{line} ({clean(entry.distribution)})".strip()
         rows.append([entry.name, line])
     return table.plain(["name", "description"], rows)
 
 
 def _first_line(target: str) -> str:
-    """Read the first line of a class's docstring from its source; empty if it is not available."""
+    """The first line of a class's docstring, if available."""
     module, _, name = target.partition(":")
     try:
         spec: Any = find_spec(module)  # imports the package of the module, but not the module
@@ -47,7 +43,7 @@ def _first_line(target: str) -> str:
 
 
 def details(kind: Kind, name: str) -> str:
-    """Format a plugin's docstring, parameters, deviations from its paper and, for a method, accuracies."""
+    """A description of a plugin."""
     plugin = catalog.load(kind, name)
     first, *_ = (plugin.__doc__ or "").strip().split("\n")
     heads = [f"{name}: {first}".replace("``", "")]
@@ -81,7 +77,6 @@ def paragraphs(docstring: str | None) -> Iterator[tuple[str, bool]]:
 
 
 def _deviations(plugin: Any) -> list[str]:
-    """List the deviations of a plugin with its defaults; empty if a parameter has no default."""
     from fl_labelskew_plugins.checked import checked
     from fl_labelskew_plugins.recipe import mistakes
 
@@ -106,7 +101,7 @@ def _accuracies(name: str) -> list[str]:
 
 
 def parameters(model: Any) -> list[list[str]]:
-    """Return a row per key: name, default, allowed values, description."""
+    """Rows of name, default, allowed values, description."""
     from fl_labelskew_plugins.recipe import mistakes
 
     schema = mistakes.schema_of(model)
@@ -139,6 +134,5 @@ WORDS = {
     "models": "networks",
     "trackers": "trackers of a run's rounds",
 }
-"""Kinds of plugins in words, if their command's name is not enough."""
 VERBS = {kind: "partitions" if kind == "partitioners" else kind for kind in get_args(Kind) if kind in CONTRACTS}
 PLUGIN_COMMANDS = [_command(verb, kind, WORDS.get(kind, verb)) for kind, verb in VERBS.items()]

@@ -31,12 +31,7 @@ if TYPE_CHECKING:
 )
 @DATA_SET
 def predict_command(
-    trained: Trained,
-    inputs: tuple[Path, ...],
-    out: Path | None,
-    top: int,
-    batch_size: int,
-    overrides: tuple[str, ...],
+    trained: Trained, inputs: tuple[Path, ...], out: Path | None, top: int, batch_size: int, overrides: tuple[str, ...]
 ) -> None:
     """Predict the class of pictures, of rows of a CSV or Parquet table, or of samples in an .npz file.
 

@@ -1,7 +1,5 @@
 """``labelskew recipes``."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections import Counter
@@ -43,10 +41,7 @@ def _number(expected: dict[str, Any]) -> str:
 
 @contextmanager
 def fresh(dest: Path, name: str) -> Iterator[Path]:
-    """Yield the path for a copy: ``dest``, or ``name`` in it if it is a folder; print it at the end.
-
-    Raise LabelSkewError if the path exists already, or cannot be written.
-    """
+    """The path for a copy: ``dest``, or ``name`` in it; LabelSkewError if it exists already or cannot be written."""
     target = dest / name if dest.is_dir() else dest
     if os.path.lexists(target):
         raise mistake(target, "exists already", "another DEST")
@@ -101,7 +96,9 @@ def cp(name: str, dest: Path) -> None:
     """
     text = _text(name)
     with fresh(dest, f"{name.rpartition('/')[2].removesuffix('.yaml')}.yaml") as target:
-        target.write_text(shipped.beside_schema(text), encoding="utf-8")
+        if text.startswith(shipped.MODELINE):
+            _, _, text = text.partition("\n")
+        target.write_text(f"{shipped.MODELINE}{shipped.SCHEMA}\n{text}", encoding="utf-8")
         schema = target.with_name(shipped.SCHEMA)
         if not schema.exists():
             shutil.copyfile(shipped.folder() / shipped.SCHEMA, schema)

@@ -26,7 +26,7 @@ DROPPED_FIRST = (
 
 
 def shown(rows: DataFrame, form: str, columns: Sequence[str] = (), *, pivot: bool = False) -> str:
-    """Format the table in one of :data:`FORMATS`; a plain table has the columns that fit the terminal."""
+    """The table in one of :data:`FORMATS`."""
     from fl_labelskew_plugins.studies import printed
 
     texts, marks = printed.texts(rows, columns, split=form == "csv"), printed.marks(rows, columns)
@@ -95,12 +95,8 @@ def report_command(
     """Compare finished runs, as a table, a picture or a page.
 
     RUNS that differ only in their seed share a row, as mean and std over the seeds. A folder may contain several run
-    folders. Accuracies are in per cent; docs/sweeps.md describes the columns. Runs without all their rounds are
-    excluded from rows with complete runs; in a row of their own, they have no rank.
-
-    An exclamation mark follows a best that is more than 3 points above the accuracy. Difference is better or worse if
-    its 95 % interval excludes 0. The best value of a setting is bold, the second best underlined (italic in LaTeX and
-    Markdown). A terminal shows the columns that fit, a file or pipe all.
+    folders. Accuracies are in per cent; docs/sweeps.md describes rows, columns and marks. A terminal shows the columns
+    that fit, a file or pipe all.
 
     \b
     labelskew report runs/sweep_digits --only fedavg --only fedlc

@@ -1,7 +1,5 @@
 """``labelskew reproduce``."""
 
-from __future__ import annotations
-
 import math
 import sys
 import time
@@ -19,7 +17,7 @@ from fl_labelskew_plugins.machine.typed import resume_line
 
 
 def _named(recipes: tuple[str, ...]) -> dict[str, Path]:
-    """Map names to paths: a file's stem, a recipe's own name, or ``TABLE/ROW`` for a user's table."""
+    """Name to path; names: a file's stem, a recipe's name, or ``TABLE/ROW``."""
     paths: dict[str, Path] = {}
     for recipe in recipes:
         is_file = Path(recipe).is_file()

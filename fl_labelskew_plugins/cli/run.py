@@ -1,7 +1,5 @@
 """``labelskew run``, also used by ``fedml run RECIPE.yaml``."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``labelskew schema``."""
 
-from __future__ import annotations
-
 import json
 
 import click

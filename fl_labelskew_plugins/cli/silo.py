@@ -1,7 +1,5 @@
 """``labelskew silo``."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``labelskew status``."""
 
-from __future__ import annotations
-
 import json
 import os
 from datetime import datetime

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from fl_labelskew_registry import mistake
 
-from fl_labelskew_plugins.cli import table
+from fl_labelskew_plugins.cli import completion, table
 from fl_labelskew_plugins.cli.exits import writing
-from fl_labelskew_plugins.cli.options import FILE, PATH, RECIPE, SET
+from fl_labelskew_plugins.cli.options import FILE, PATH, SET
 from fl_labelskew_plugins.machine.files import write_text
 from fl_labelskew_plugins.machine.text import clean, counted, few, wrapped
 
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from fl_labelskew_plugins.surveys.survey import Survey
 
 MAX_CLIENTS = 20
-"""Clients in a table: those furthest from the federation's class shares."""
 MAX_CLASSES = 20
 HEADS = {
     **{"held": "classes held", "effective": "effective", "imbalance": "imbalance"},
@@ -33,7 +32,7 @@ HEADS = {
 
 
 @click.command("survey")
-@RECIPE
+@click.argument("recipe", type=PATH, shell_complete=completion.recipes)
 @SET
 @click.option(
     "--out",
@@ -84,15 +83,8 @@ def _write_comparison(file: Path, checked: Recipe, recipe: Path, overrides: Sequ
 
 
 def text(survey: Survey) -> str:
-    """Format a survey."""
+    """A survey as text."""
     return "\n\n".join(_parts(survey))
-
-
-def holdings(survey: Survey, clients: Sequence[int] | None = None) -> tuple[list[str], list[list[str]]]:
-    """Return head and rows of a table: training samples of each client, or of some, by class and in all."""
-    head = ["client", *(clean(name, 40) for name in survey.class_names), "all"]
-    rows = [(clean(survey.clients[k], 40), survey.counts[k].tolist()) for k in clients or range(len(survey.clients))]
-    return head, [[name, *map(str, counts), str(sum(counts))] for name, counts in rows]
 
 
 def _parts(survey: Survey) -> Iterator[str]:
@@ -106,7 +98,9 @@ def _parts(survey: Survey) -> Iterator[str]:
         note = f"\n(listed: the {MAX_CLIENTS} clients that are furthest from the federation's class shares)"
     yield f"{title} of {classes}{note}"
     if len(survey.class_names) <= MAX_CLASSES:
-        yield table.plain(*holdings(survey, listed))
+        names = [clean(name, 40) for name in survey.class_names]
+        held = [(clean(survey.clients[k], 40), survey.counts[k].tolist()) for k in listed]
+        yield table.plain(["client", *names, "all"], [[name, *map(str, n), str(sum(n))] for name, n in held])
     yield table.plain(["client", *HEADS.values(), "missing"], [_row(survey, k) for k in listed])
     worst = clean(survey.clients[measured.worst], 40)
     worst = f"client {worst}" if worst.isdecimal() else worst
@@ -150,5 +144,4 @@ def _row(survey: Survey, client: int) -> list[str]:
 
 
 def _number(value: float) -> str:
-    """Format a measure: numbers of at least 100 without decimals, others with three digits."""
     return "-" if math.isnan(value) else f"{value:.0f}" if value >= 100 else f"{value:.3g}"

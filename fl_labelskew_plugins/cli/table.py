@@ -1,7 +1,5 @@
 """Tables as plain text, CSV, Markdown or LaTeX."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re
@@ -11,28 +9,23 @@ from fl_labelskew_plugins.machine.text import clean, csv_cell, room, shortened, 
 
 Rows = Sequence[Sequence[str]]
 Marks = Sequence[Sequence[int]]
-"""For each cell: 1 for the best of its kind, 2 for the second best, 0 for others."""
+"""For each cell: 1 for the best, 2 for the second best, 0 for others."""
 STYLES = ("", "bold", "underline")
 
 
 def plain(
-    head: Sequence[str],
-    rows: Rows,
-    marks: Marks = (),
-    *,
-    words: int | None = None,
-    least: Sequence[str] = (),
+    head: Sequence[str], rows: Rows, marks: Marks = (), *, words: int | None = None, least: Sequence[str] = ()
 ) -> str:
     """Format a table with aligned columns that fits the terminal; in a pipe or a file, one line per row.
 
-    Cells wrap at spaces. If necessary, columns are dropped and named below the table, and the others continue in
-    further tables below, each with the first column.
+    If necessary, columns are dropped and named below the table, and the others continue in further tables below, each
+    with the first column.
 
     Args:
         head: names of the columns.
         rows: the cells; control characters are replaced.
         marks: 1 is bold, 2 is underlined.
-        words: number of text columns; the others are right-aligned and do not wrap. Default: all.
+        words: number of text columns, which may wrap; default: all.
         least: columns that may be dropped, in this order.
     """
     from rich.cells import cell_len
@@ -59,7 +52,6 @@ def plain(
             break
 
     def widths(columns: Sequence[int]) -> list[int]:
-        """Shrink the most flexible columns until all fit or none can shrink."""
         sizes = {i: full[i] for i in columns}
         while sum(sizes.values()) + 2 * len(columns) - 2 > limit:
             widest = max(columns, key=lambda i: sizes[i] - narrow[i])
@@ -99,7 +91,7 @@ MARKDOWN = str.maketrans({letter: f"\\{letter}" for letter in "\\|*_<`["})
 def markdown(head: Sequence[str], rows: Rows, marks: Marks = (), words: int | None = None) -> str:
     """Format a Markdown table; mark 1 is bold, 2 is italic.
 
-    The first ``words`` columns (default: all) are left-aligned. If ``words`` is given, Markdown is escaped in them.
+    The first ``words`` columns (default: all) are left-aligned; if ``words`` is given, they are escaped.
     """
     count = len(head) if words is None else words
     signs = ("", "**", "*")

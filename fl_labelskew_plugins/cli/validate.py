@@ -42,7 +42,6 @@ def validate_command(files: tuple[Path, ...], overrides: tuple[str, ...], host: 
 
 
 def _check_rows(table: RecipeTable, overrides: tuple[str, ...], host: str | None) -> int:
-    """Check every recipe of a table and return their number; each line of a MistakesError names the rows."""
     from fl_labelskew_plugins.recipe import compatibility, parse
 
     wrong: dict[str, list[str]] = {}

@@ -44,7 +44,7 @@ class Callback(Protocol):
     """A per-round callback."""
 
     def on_round(self, run: Run, line: dict[str, Any]) -> None:
-        """Called after each round with its line of ``metrics.jsonl``, in which ``round`` counts from 0."""
+        """Called after each round with its line of ``metrics.jsonl``."""
 
 
 def load(recipe: str | Path | Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> Recipe:
@@ -54,7 +54,7 @@ def load(recipe: str | Path | Mapping[str, Any], changes: Mapping[str, Any] | No
     5
 
     Args:
-        recipe: a name of ``labelskew recipes ls``, the path of a file, or a mapping of sections to their keys.
+        recipe: a name of ``labelskew recipes ls``, a file, or a mapping of sections to their keys.
         changes: values by ``section.key``, which override the recipe's.
 
     Raises:
@@ -72,7 +72,7 @@ def overrides_of(changes: Mapping[str, Any] | None) -> list[str]:
 
 
 def as_json(value: Any) -> str:
-    """Convert a value to JSON; numpy's arrays become lists, other types text."""
+    """Convert a value to JSON; arrays become lists, other types text."""
     return json.dumps(value, default=lambda other: other.tolist() if hasattr(other, "tolist") else str(other))
 
 
@@ -91,13 +91,13 @@ def run(
     """Run a recipe to its end.
 
     Args:
-        recipe: from :func:`load`, or an argument of it. The four next arguments replace its parts.
-        folder: a new or empty folder; default: a new one in the recipe's ``tracking_args.run_dir``.
-        model: any module that ends with a Linear layer of the classes.
+        recipe: from :func:`load`, or an argument of it.
+        folder: new or empty; default: a new one in the recipe's ``tracking_args.run_dir``.
+        model: this and the next three arguments replace parts of the recipe, see docs/python.md.
         dataset: ``(train, test)``, each ``(x, y)`` or a torch ``Dataset`` with ``targets``.
         method: an object of a method's class.
         partition: indices of each client's training samples.
-        callbacks: called after every round; an exception in one ends the run with a checkpoint, and is raised here.
+        callbacks: called after every round; an exception ends the run with a checkpoint, and is raised here.
         quiet: print only warnings.
         host: ``none``: without FedML; default: with FedML if it is installed.
 
@@ -128,9 +128,8 @@ def load_run(folder: str | Path, **objects: Any) -> Run:
 
     Args:
         folder: of the run.
-        objects: ``model``, ``dataset``, ``method`` and ``partition`` as given to :func:`run`, if any: ``resume`` and
-            ``recipe`` need all of them, networks only the ``model``, results none. If the recipe's network is a
-            function, ``model`` is ``"FILE.py:FUNCTION"``.
+        objects: ``model``, ``dataset``, ``method`` and ``partition`` as given to :func:`run`; docs/python.md lists
+            the attributes that need them. If the recipe's network is a function, ``model`` is ``"FILE.py:FUNCTION"``.
 
     Raises:
         LabelSkewError: not the folder of a run, or the objects differ from the run's.
@@ -161,7 +160,7 @@ class Run:
 
     @cached_property
     def recipe(self) -> Recipe:
-        """The recipe with all defaults; raises LabelSkewError if objects of the run are missing."""
+        """The recipe; raises LabelSkewError if objects of the run are missing."""
         start.check_objects(self._folder, self._objects, then=".recipe")
         return parse.load(self._folder.recipe, objects=self._objects)
 
@@ -172,22 +171,19 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The content of ``summary.json``; accuracies between 0 and 1. Empty before the end."""
+        """The content of ``summary.json``; empty before the end."""
         return self._folder.results
 
     @property
     def accuracy(self) -> float | None:
-        """Accuracy of the global model in the last test, between 0 and 1, or None.
-
-        Without a global test set, it is measured on the clients' test splits (``summary["measure"]``).
-        """
+        """Accuracy of the last test, between 0 and 1, or None; ``summary["measure"]`` describes the samples."""
         lines = self._folder.lines
         tests = main_tests(lines)
         return tests[-1][main_measure(lines).key] if tests else None
 
     @property
     def metrics(self) -> pd.DataFrame:
-        """A row per round, indexed from 0; each term of the loss has a column."""
+        """A row per round, indexed from 0."""
         import pandas as pd
 
         lines = pd.json_normalize(self._folder.lines)
@@ -195,7 +191,7 @@ class Run:
 
     @property
     def partition(self) -> pd.DataFrame | None:
-        """Training samples ``(K, C)``, indexed by client number or group name; None if no single process knows them."""
+        """Training samples ``(K, C)`` by client and class; None if no single process knows them."""
         import pandas as pd
 
         if (counts := self._folder.partition.get("counts")) is None:
@@ -223,17 +219,16 @@ class Run:
         """Predict the classes of samples.
 
         Args:
-            x: one sample or ``(N, ...)`` as an array or tensor, not normalised; or the path of a picture, a folder of
-                pictures, a CSV or Parquet table or an ``.npz`` file with ``x``; or a list of paths. For a model of a
-                table also a DataFrame with the columns of training.
+            x: one sample or ``(N, ...)``, not normalised, or a DataFrame with the columns of training; or paths of
+                pictures, folders of pictures, CSV or Parquet tables, or ``.npz`` files with ``x``.
             top: number of classes per row.
-            best: use the best round's model instead of the last one's.
+            best: use the model of the best round.
             client: use the own model of this client, by its name or its number from 0.
             batch_size: samples at a time.
 
         Returns:
-            A row per sample: ``class`` and ``probability`` between 0 and 1; with ``top`` also ``class_2``,
-            ``probability_2`` and so on. The index is the sample's number, the table's own, or for paths ``file``.
+            A row per sample: ``class`` and ``probability``; with ``top`` also ``class_2``, ``probability_2`` and so
+            on. The index is the sample's number, the table's own, or for paths ``file``.
 
         Raises:
             LabelSkewError: the model does not exist, the samples do not fit it, or files cannot be read.
@@ -256,10 +251,9 @@ class Run:
         return self._network(file, f"{name}: {reason}", f".personalised({client})")
 
     def resume(self, *, comm_round: int | None = None, quiet: bool = False, callbacks: Sequence[Callback] = ()) -> Run:
-        """Resume the run until its last round, with results identical to those of an uninterrupted run.
+        """Resume the run until its last round, with identical results; raises as :func:`run`.
 
-        ``comm_round``: the new total number of rounds, also for a finished run. ``callbacks``, errors: as for
-        :func:`run`.
+        ``comm_round``: a new total number of rounds, also for a finished run.
         """
         rounds = [] if comm_round is None else [f"{start.ROUNDS}={comm_round}"]
         hear = _hear(callbacks, self.folder, self._objects, self._code)
@@ -294,7 +288,7 @@ class Run:
             raise LabelSkewError(f"{clean(self.folder, 4096)}: {problem}") from None
 
     def _repr_html_(self) -> str:
-        """For notebooks: the state of the run and its pictures."""
+        """The run's state and pictures, for notebooks."""
         parts = [f"<b>{html.escape(self._title())}</b><br><code>{html.escape(clean(self.folder, 4096))}</code><br>"]
         for name in ("curves", "partition"):
             if (file := self.folder / f"{name}.png").exists():
@@ -304,10 +298,9 @@ class Run:
 
 
 def simulate(recipe: Recipe | str | Path | Mapping[str, Any], folder: str | Path | None = None, **objects: Any) -> Loop:
-    """Simulate a recipe's federation round by round.
+    """Simulate a recipe's federation round by round; the arguments are those of :func:`run`.
 
-    ``objects`` (``model``, ``dataset``, ``method``, ``partition``) and the others are as in :func:`run`. Raise
-    LabelSkewError for invalid arguments, another backend than sp, or a setting that needs FedML.
+    Raise LabelSkewError for invalid arguments, another backend than sp, or a setting that needs FedML.
     """
     recipe = prepared(recipe, objects)
     if not recipe.comm.in_process:
@@ -322,18 +315,18 @@ def survey(
     dataset: object = None,
     partition: Sequence[Sequence[int]] | Partitioner | None = None,
 ) -> pd.DataFrame:
-    """Measure a recipe's label skew without training; the arguments are as for :func:`run`.
+    """Measure a recipe's label skew without training; the arguments are those of :func:`run`.
 
     Returns:
-        A row per client: training samples of each class and in all, then the measures of ``labelskew survey``.
+        A row per client: training samples of each class and in all, then measures, see docs/survey.md.
     """
     return of_partition(prepared(recipe, {"dataset": dataset, "partition": partition})).frame
 
 
 class Loop:
-    """An iterable over a federation's rounds; each item is a line of metrics, whose ``round`` counts from 0.
+    """An iterable over a federation's rounds; each item is a line of ``metrics.jsonl``.
 
-    After an early stop, iterate again or call ``run.resume()``. The run's folder is complete after the last round.
+    After an early stop, iterate again or call ``run.resume()``.
     """
 
     def __init__(self, recipe: Recipe, folder: Path | None) -> None:

@@ -1,7 +1,5 @@
 """Start, resume or preview a run."""
 
-from __future__ import annotations
-
 import secrets
 import tempfile
 import time
@@ -41,13 +39,10 @@ ROUNDS = "train_args.comm_round"  # the only setting of a run that can be change
 
 
 def start(options: RunOptions, *, held: RunFolder | None = None) -> Survey | None:
-    """Run a recipe; or ask its silos for their class counts, and return them at the server.
+    """Run a recipe; with ``survey``, return the silos' class counts at the server.
 
-    ``held``: the folder ``run_dir`` or ``resume``, if this process has already locked it.
-
-    Raises:
-        RunError: the run or one of its processes failed.
-        KeyboardInterrupt: Ctrl-C or a termination signal, after a checkpoint was saved.
+    ``held``: the folder ``run_dir`` or ``resume``, if this process has already locked it. Raise RunError if the run
+    fails, and KeyboardInterrupt after a signal and a checkpoint.
     """
     options.check()
     path, overrides, resume, back = options.recipe, options.overrides, options.resume, options.from_round
@@ -202,7 +197,7 @@ def _train(runtime: Runtime, record: Record) -> None:
 
 
 def folder_of(recipe: Recipe, path: Path | None, kind: str = "") -> RunFolder:
-    """Choose the folder of a new run: ``path``, or a new one in ``tracking_args.run_dir`` with ``kind`` in its name."""
+    """The folder of a new run: ``path``, or one in ``tracking_args.run_dir`` with ``kind`` in its name."""
     if path is None:
         stamp = time.strftime("%Y%m%d-%H%M%S")
         path = Path(recipe.tracking.run_dir).expanduser() / f"{recipe.name}{kind}-{stamp}-{secrets.token_hex(2)}"
@@ -224,7 +219,7 @@ def _go_back(folder: RunFolder, round: int, *, quiet: bool) -> None:
 def resumed(
     path: str | Path | None, overrides: Sequence[str], resume: Path, objects: Mapping[str, Any] = MappingProxyType({})
 ) -> tuple[Recipe, RunFolder]:
-    """Load recipe and folder of a run to resume; raise LabelSkewError if they do not match the arguments."""
+    """Load recipe and folder of a run to resume; raise LabelSkewError if arguments do not match."""
     folder = RunFolder(resume)
     folder.check_resumable()
     check_objects(folder, objects)
@@ -261,7 +256,7 @@ def check_objects(
 ) -> None:
     """Raise LabelSkewError if ``objects``, by section, are not those of a run, or a ``needed`` one is missing.
 
-    ``then``: the Python code after ``fl.load_run(...)`` in the message.
+    ``then``: code after ``fl.load_run(...)`` in the message.
     """
     had = folder.environment.get("objects", {})
     names = {section: name for name, section in OBJECT_SECTIONS.items()}

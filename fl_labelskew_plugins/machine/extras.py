@@ -1,7 +1,5 @@
 """Optional packages (extras), and the commands that install them."""
 
-from __future__ import annotations
-
 import importlib
 import shlex
 from importlib import metadata
@@ -11,15 +9,12 @@ from fl_labelskew_registry import LabelSkewError
 
 PACKAGE = "fl-labelskew-plugins"
 DISTRIBUTIONS = {"grpc": "grpcio", "Crypto": "pycryptodome", "dp_accounting": "dp-accounting"}
-"""Names of distributions that differ from the module's name."""
+"""Module to distribution, if their names differ."""
 OPEN_MPI = "apt-get install openmpi-bin libopenmpi-dev"
 
 
 def load(extra: str, *modules: str, what: str, otherwise: str = "") -> Any:
-    """Import modules of an extra, and return the first one; raises LabelSkewError if one cannot be imported.
-
-    ``what`` and ``otherwise``: begin and end of the message.
-    """
+    """Import modules of an extra, and return the first one; raises LabelSkewError ``WHAT needs ...OTHERWISE``."""
     for module in modules:
         name = module.partition(".")[0]
         try:
@@ -31,7 +26,7 @@ def load(extra: str, *modules: str, what: str, otherwise: str = "") -> Any:
 
 
 def install(extra: str) -> str:
-    """The command that installs an extra's requirements, without this package.
+    """The command that installs an extra's requirements.
 
     >>> install("mpi")
     "pip install 'mpi4py>=3.1'"

@@ -1,7 +1,5 @@
 """Read and write regular files; write atomically."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json
@@ -17,14 +15,13 @@ from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.machine.text import clean
 
-IRREGULAR = (errno.ELOOP, errno.EISDIR, errno.EEXIST)
-"""Errors of :func:`open_regular` and :func:`replacing` for a link, FIFO or folder instead of a file."""
+IRREGULAR = (errno.ELOOP, errno.EISDIR, errno.EEXIST)  # a link, FIFO or folder instead of a file
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM, errno.EFBIG)
 """Errors of a disk that is full or disconnected."""
 
 
 def open_regular(path: str | Path, flags: int, mode: int = 0o666) -> int:
-    """An ``opener`` for ``open``: raises OSError for FIFOs and devices, which may block, and for links when writing."""
+    """An ``opener``: raises OSError for FIFOs and devices, which may block, and for links when writing."""
     writes = flags & (os.O_WRONLY | os.O_RDWR)
     try:
         handle = os.open(path, flags | os.O_NONBLOCK | (os.O_NOFOLLOW if writes else 0), mode)
@@ -41,11 +38,7 @@ def open_regular(path: str | Path, flags: int, mode: int = 0o666) -> int:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock a folder against other processes that lock it, if its file system has locks.
-
-    Raises:
-        OSError: the folder cannot be read.
-    """
+    """Lock a folder, if its file system has locks; raises OSError if it cannot be read."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):

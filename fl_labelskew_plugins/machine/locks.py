@@ -2,16 +2,14 @@
 
 A lock is a file that describes its holder, created with ``O_EXCL``, which network file systems support. It is stale
 
-- immediately, if its process has ended on this machine and container: the process held ``flock`` on the file;
-- immediately, if this process is the same Slurm job, requeued since then;
-- otherwise, if it was not touched for :data:`LEASE_S` by the file server's clock.
+- if its process has ended on this machine and container: the process held ``flock`` on the file;
+- if this process is the same Slurm job, requeued since then;
+- if it was not touched for :data:`LEASE_S` by the file server's clock.
 
 A stale lock is replaced by renaming the file :data:`NEXT`, which only one process can create; :meth:`Lock.check`
 detects this after a suspension. ``filelock`` never takes over a lease on a network file system, and ``flufl.lock``
 compares machines' clocks.
 """
-
-from __future__ import annotations
 
 import contextlib
 import errno
@@ -33,10 +31,8 @@ from fl_labelskew_plugins.machine.files import open_regular, read_bytes
 from fl_labelskew_plugins.machine.text import clean
 
 NAME, NEXT = ".lock", ".lock.next"
-LEASE_S = 120.0
-"""Seconds without a touch after which another machine's lock is stale."""
-PATIENCE_S = 2.0
-"""Seconds to wait for a lock; its holder may still save before it ends."""
+LEASE_S = 120.0  # without a touch, until another machine's lock is stale
+PATIENCE_S = 2.0  # to wait for a lock; its holder may still save before it ends
 
 
 class HeldError(LabelSkewError):
@@ -71,12 +67,7 @@ def belongs(name: str) -> bool:
 
 @contextlib.contextmanager
 def hold(folder: Path, *, patience: float = PATIENCE_S) -> Iterator[Lock]:
-    """Hold the lock of a folder; wait ``patience`` seconds for another holder.
-
-    Raises:
-        HeldError: another process holds it.
-        LabelSkewError: the folder cannot be written.
-    """
+    """Hold the lock of a folder; raise HeldError after ``patience`` seconds, LabelSkewError if it is not writable."""
     pid = os.getpid()
     owner = {"pid": pid, "machine": socket.gethostname(), "here": _here(), "token": secrets.token_hex(8)}
     content = json.dumps(owner | _slurm()).encode()
@@ -177,7 +168,6 @@ def _content(file: Path) -> bytes | None:
 
 
 def _stale(file: Path, content: bytes) -> bool:
-    """Whether the process that wrote a lock's file is known to have ended."""
     before, now = _parsed(content), _slurm()
     with contextlib.suppress(FileNotFoundError), open(file, "rb", opener=open_regular) as opened:
         if before.get("here") == _here():
@@ -197,7 +187,6 @@ def _stale(file: Path, content: bytes) -> bool:
 
 
 def _server_time(folder: Path) -> float:
-    """The time by the clock of the folder's file system, or by our own."""
     with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=folder, prefix=f"{NAME}.") as probe:
         return os.fstat(probe.fileno()).st_mtime
     return time.time()

@@ -1,6 +1,4 @@
-"""Log lines: plain until ``labelskew run`` calls :func:`begin`, then also with timestamp and level, or as JSON."""
-
-from __future__ import annotations
+"""Log lines: plain, or with timestamp and level, or as JSON."""
 
 import contextlib
 import json
@@ -13,14 +11,12 @@ from fl_labelskew_registry import LabelSkewError
 from fl_labelskew_plugins.machine.place import mpi_rank
 from fl_labelskew_plugins.machine.text import clean, utc
 
-FORM = "FL_LABELSKEW_LOG"
-"""Environment variable with the format of a run's lines."""
+FORM = "FL_LABELSKEW_LOG"  # environment variable with the format
 PLAIN, TEXT, JSON = "plain", "text", "json"
 INFO, WARNING, ERROR = "INFO", "WARNING", "ERROR"
 STAMP = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z [A-Z ]{7} ")
 
 form = PLAIN
-"""Format of this process's lines."""
 
 
 def begin() -> None:

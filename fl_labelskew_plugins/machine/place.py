@@ -1,15 +1,12 @@
 """Rank, cores and memory of this process."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 from pathlib import Path
 
 RANKS = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"), ("PMIX_RANK", "SLURM_NTASKS"))
-"""Environment variables of Open MPI, MPICH and Slurm with the rank and the number of processes."""
-DOOR = "FL_LABELSKEW_DOOR"
-"""Environment variable with the socket to which the ranks of :mod:`.runtimes.mpi.launch` report."""
+"""Variables of Open MPI, MPICH and Slurm with rank and number of processes."""
+DOOR = "FL_LABELSKEW_DOOR"  # environment variable with the socket of runtimes/mpi/launch.py
 
 
 def mpi_rank() -> tuple[int, int] | None:

@@ -1,10 +1,7 @@
 """Handle signals so that Ctrl-C always prints one line and gives exit code 130.
 
-An exception raised during an import may be replaced, swallowed or printed as ignored; so during imports, when nothing
-needs saving, the process ends at once.
+An exception during an import may be replaced, swallowed or printed as ignored, so the process then ends at once.
 """
-
-from __future__ import annotations
 
 import contextlib
 import errno
@@ -21,9 +18,8 @@ from fl_labelskew_registry import RunError
 from fl_labelskew_plugins.hook import end
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""Signals that end a run after a checkpoint: of a batch system, Ctrl-C, and a closed terminal."""
+"""Signals of a batch system, Ctrl-C, and a closed terminal."""
 IMPORTING = "<frozen importlib"
-"""Prefix of the import system's file names."""
 
 
 def end_or_interrupt(signum: int, frame: FrameType | None) -> None:
@@ -67,7 +63,7 @@ def ending() -> Iterator[None]:
 
 @contextlib.contextmanager
 def interrupting() -> Iterator[None]:
-    """Handle the signals :data:`ENDING` like Ctrl-C, so that an ended job or session leaves a checkpoint.
+    """Handle the signals :data:`ENDING` like Ctrl-C.
 
     C and Rust code may replace KeyboardInterrupt by its own errors, so after a signal any error is an interruption,
     except OSError and RunError, which report unsaved data.

@@ -1,7 +1,5 @@
 """Format numbers and names for messages."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import sys
@@ -11,10 +9,8 @@ from datetime import datetime, timezone
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 NUMBER = re.compile(r"[-+]?([\d.]+(e[-+]?\d+)?( ± [\d.]+)?( ?%)?)?|[-+](inf|nan)", re.IGNORECASE)
-BLANKS = "\u2800\u3164\u115f\u1160\uffa0\U0001d159"
-"""Invisible letters that Python considers printable."""
-TERMS = 8
-"""Maximum number of loss terms in a line or a plot; silos may send more."""
+BLANKS = "\u2800\u3164\u115f\u1160\uffa0\U0001d159"  # invisible, but printable for Python
+TERMS = 8  # loss terms in a line or a plot; silos may send more
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
@@ -48,7 +44,7 @@ def clean(text: object, max_letters: int = 200) -> str:
 
 
 def csv_cell(value: object) -> object:
-    """A value for a CSV file; text like a spreadsheet's formula gets an apostrophe in front (OWASP).
+    """A value for a CSV file; an apostrophe precedes text like a formula (OWASP).
 
     >>> csv_cell("=1+1"), csv_cell("-0.5 ± 0.1"), csv_cell("+cmd"), csv_cell(-0.5), csv_cell("cat")
     ("'=1+1", '-0.5 ± 0.1', "'+cmd", -0.5, 'cat')
@@ -58,7 +54,7 @@ def csv_cell(value: object) -> object:
 
 
 def few(names: Sequence[str], max_names: int = 10) -> str:
-    """Names on one line, shortened; of many names, the first ones and the last one.
+    """Names on one line; of many names, the first ones and the last one.
 
     >>> few(["cat", "dog"]), few(list("abcdefgh"), 4)
     ('cat, dog', 'a, b, c, ... h')

@@ -1,7 +1,5 @@
 """The command that resumes an interrupted run or study."""
 
-from __future__ import annotations
-
 import os
 import shlex
 import shutil
@@ -9,8 +7,7 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-RESUME = "FL_LABELSKEW_RESUME"
-"""Environment variable with :func:`resume_line` of the user's command, for its child processes."""
+RESUME = "FL_LABELSKEW_RESUME"  # environment variable with the text of resume_line, for child processes
 
 
 def resume_line(words: Iterable[str]) -> str:

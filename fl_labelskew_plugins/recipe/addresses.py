@@ -1,7 +1,5 @@
 """Addresses of the server, ``host:port``."""
 
-from __future__ import annotations
-
 import ipaddress
 import re
 from contextlib import suppress
@@ -11,7 +9,7 @@ _NAME = re.compile(r"(?!-)[A-Za-z0-9_.-]{1,253}\Z")
 
 
 def split(address: str) -> tuple[str, int]:
-    """Host and port of an address; IPv6 hosts without brackets. Raise ValueError for another form.
+    """Host, without brackets, and port; raises ValueError for another form.
 
     >>> split("[::1]:8890")
     ('::1', 8890)

@@ -1,7 +1,5 @@
 """Compatible methods and optimisers, and features that need FedML."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -17,7 +15,7 @@ from fl_labelskew_plugins.recipe.sections import OF_UPLOADS
 
 
 def check_extras(recipe: Recipe) -> None:
-    """Raise LabelSkewError if packages that a recipe needs are missing."""
+    """Raise LabelSkewError if required packages are missing."""
     comm = recipe.comm
     if comm.over_mpi:
         extras.load(
@@ -46,12 +44,12 @@ def missing_trackers(recipe: Recipe) -> list[str]:
 
 
 def sends_more(optimizer: Optimizer) -> bool:
-    """Whether clients send changes, or tensors in addition to their weights."""
+    """Whether clients send changes, or more than weights."""
     return optimizer.sends_change or bool(optimizer.contribution_shapes({"classifier.weight": (1, 1)}))
 
 
 def conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Conflicts of the method and the optimiser with each other and the recipe, as in :func:`.conflicts.conflicts`."""
+    """Conflicts of the method and the optimiser, as in :func:`.conflicts.conflicts`."""
     train, comm, method, optimizer = recipe.train, recipe.comm, recipe.method, recipe.optimizer
     name, key = train.federated_optimizer, "train_args.federated_optimizer"
     cannot = f"cannot be used with federated_optimizer {name}"
@@ -88,7 +86,7 @@ def host_installed() -> bool:
 
 
 def uses_rounds(recipe: Recipe) -> str | None:
-    """The setting that makes a round depend on ``comm_round``; None without one."""
+    """The setting, if any, that makes a round depend on ``comm_round``."""
     if switches := recipe.host_switches:
         return f"{switches[0]}: FedML's code may use it"
     parts = {recipe.method_name: recipe.method, **getattr(recipe.method, "parts", {})}
@@ -98,9 +96,9 @@ def uses_rounds(recipe: Recipe) -> str | None:
 
 
 def hosted(recipe: Recipe, host: str | None, before: str | None = None) -> Recipe:
-    """The recipe, with or without FedML. Raise LabelSkewError if FedML is missing and needed.
+    """The recipe, with or without FedML; raises LabelSkewError if FedML is missing and needed.
 
-    ``host``: ``fedml`` or ``none``; default: ``before``, of the resumed run, else FedML if it is installed.
+    ``host``: ``fedml`` or ``none``; default: ``before``, of a resumed run, else FedML if it is installed.
     """
     if host not in (None, "fedml", "none"):
         raise mistake(f"host {clean(host)}", "is unknown", "fedml or none")
@@ -113,7 +111,7 @@ def hosted(recipe: Recipe, host: str | None, before: str | None = None) -> Recip
 
 
 def without_host(recipe: Recipe, use: str) -> Recipe:
-    """The recipe for our own code only. Raise LabelSkewError if it needs FedML, with the alternative ``use``."""
+    """The recipe without FedML; raises LabelSkewError, with the alternative ``use``, if it needs FedML."""
     for key in recipe.host_switches:
         raise mistake(key, "true needs FedML's code, but this run does not use FedML", f"false, or {use}")
     return recipe.model_copy(update={"hosted": False})

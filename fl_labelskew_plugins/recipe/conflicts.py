@@ -1,7 +1,5 @@
 """Values of a recipe that are valid separately but not together."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 
@@ -69,7 +67,7 @@ def _comm_conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 
 def _host_conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Common keys that FedML needs for a feature; FedML itself checks the keys of single attacks and defences."""
+    """Keys that FedML always needs; it checks the keys of single attacks and defences itself."""
     dp = recipe.dp
     for section, switch, args, keys in (
         ("security_args", "enable_attack", recipe.security, ("attack_type",)),
@@ -87,13 +85,13 @@ def _host_conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 
 def classes_of(data: DataArgs, params: Any) -> int | None:
-    """Number of classes from ``data_args`` or the data set's parameters, if known."""
+    """Number of classes, if known."""
     names = getattr(params, "class_names", None)
     return data.classes or getattr(params, "classes", None) or (None if names is None else len(names))
 
 
 def data_conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Data settings that only the recipe needs, not the files of silos: common moments, and the form of the samples."""
+    """Data settings that only the recipe needs, not the files of silos."""
     mean, dataset, params = recipe.data.mean, recipe.dataset, recipe.dataset.params
     if recipe.sums_alone and recipe.own_data and (mean == "data" or (mean is None and dataset.measured)):
         problem = f"with {SECURE} silos do not send the sums for a common mean and std"
@@ -112,7 +110,7 @@ def data_conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 
 def column_conflicts(params: Any, whole: Any) -> Iterator[tuple[str, str]]:
-    """Settings of a silo's table ``params`` that must agree with other silos and with the recipe's ``whole``."""
+    """Settings of a silo's table that must agree with other silos and the recipe's ``whole``."""
     features = getattr(params, "features", ())
     if features is None:
         yield "data_args.features", "missing; other silos may order columns differently: set the same list in all files"
@@ -124,7 +122,6 @@ def column_conflicts(params: Any, whole: Any) -> Iterator[tuple[str, str]]:
 
 
 def _secure_silo_conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Requirements of masks: enough silos, with certificates."""
     comm, clients = recipe.comm, recipe.train.clients_per_round
     if comm.certs is None:
         problem = f"missing; with {SECURE} silos must sign their keys, or the server could replace them"
@@ -153,7 +150,7 @@ def _diagnostics_conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 
 def fewest_summed(recipe: Recipe) -> int:
-    """Minimum number of clients in a round's sum: ``secure_threshold``, default: all, or over two thirds with noise.
+    """Minimum number of clients in a round's sum.
 
     It is at least ``min_clients``: once silos have sent masked vectors, only this number limits the sum.
     """
@@ -177,7 +174,6 @@ def quorum(recipe: Recipe) -> int:
 
 
 def _sum_conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Sums that are too small or inexact, reveal single clients, or hide uploads that something needs."""
     train, comm, hidden = recipe.train, recipe.comm, f"need single uploads, which are hidden with {SECURE}"
     for switch in recipe.host_switches:
         message = f"true cannot be used with {SECURE}: FedML's code needs single uploads, which are hidden then"

@@ -1,7 +1,5 @@
 """Error messages about recipes: place, value, allowed values, nearest known name."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,7 +33,7 @@ PROBLEMS: dict[str, str] = {
     **dict.fromkeys(("too_short", "too_long", "string_too_short", "string_too_long"), "{value} has the wrong length"),
     **dict.fromkeys(("literal_error", "enum"), "{value} is unknown"),
 }
-"""pydantic's type of error to our text; other types keep pydantic's."""
+"""pydantic's type of error to our text."""
 
 _BOUNDS = (
     ("minimum", "of at least {}"),
@@ -71,7 +69,7 @@ def shown(path: object) -> str:
 
 
 def closest(name: object, known: Iterable[str], most: int = 1) -> list[str]:
-    """At most ``most`` known names that resemble ``name``."""
+    """Known names that resemble ``name``."""
     by_lower = {known_name.lower(): known_name for known_name in known}
     lower = str(name)[:100].lower()
     close = get_close_matches(lower, by_lower, n=most) or [key for key in by_lower if len(lower) > 2 and lower in key]
@@ -90,10 +88,10 @@ def unknown(name: object, known: Iterable[str]) -> str:
     return f"{show(name)} is unknown; allowed: {', '.join(names) or 'none'}{nearest(name, names)}"
 
 
-def unknown_key(key: str, known: Iterable[str]) -> str:
-    """Error message for a key that is not ``known``."""
+def unknown_key(key: str, known: Iterable[str], kind: str = "key") -> str:
+    """Error message for a key or section that is not ``known``."""
     keys = list(known)
-    return f"unknown key; allowed: {', '.join(keys) or 'none'}{nearest(key, keys)}"
+    return f"unknown {kind}; allowed: {', '.join(keys) or 'none'}{nearest(key, keys)}"
 
 
 def names_in(schema: Schema) -> list[str]:
@@ -106,7 +104,7 @@ def names_in(schema: Schema) -> list[str]:
 
 
 def allowed(schema: Schema, defs: Schema) -> str:
-    """Description of allowed values, from a key's JSON Schema."""
+    """Description of the values that a JSON Schema allows."""
     if "$ref" in schema:
         return allowed(defs.get(schema["$ref"].rpartition("/")[2], {}), defs)
     if "anyOf" in schema:
@@ -137,13 +135,13 @@ def schema_of(model: type[BaseModel]) -> Schema:
 
 
 def keys_of(model: type[BaseModel]) -> dict[str, Schema]:
-    """Keys of a parameter model, each with its JSON Schema."""
+    """JSON Schema of each key."""
     properties: dict[str, Schema] = schema_of(model).get("properties", {})
     return properties
 
 
 def takes_any(model: type[BaseModel]) -> bool:
-    """Whether a parameter model accepts undeclared keys and passes them on."""
+    """Whether a parameter model accepts undeclared keys."""
     return model.model_config.get("extra") == "allow"
 
 
@@ -153,7 +151,7 @@ def failure(error: BaseException) -> str:
 
 
 def validate(model: type[ModelT], raw: Mapping[str, Any]) -> tuple[ModelT | None, dict[str, str]]:
-    """The model of the valid keys of ``raw``, None if this is impossible; and an error message for each wrong key."""
+    """The model of the valid keys, or None; and an error message for each wrong key."""
     wrong: dict[str, str] = {}
     schema = schema_of(model)
     good = {key: value for key, value in raw.items() if takes_any(model) or key in schema.get("properties", {})}
@@ -173,7 +171,7 @@ def validate(model: type[ModelT], raw: Mapping[str, Any]) -> tuple[ModelT | None
 
 
 def checked(model: type[ModelT], raw: Any, place: str = "") -> tuple[ModelT | None, list[str]]:
-    """The model of a mapping, or None; and an error message for each wrong key, starting with ``place``."""
+    """As :func:`validate`, but None for wrong or unknown keys; messages start with ``place``."""
     known = keys_of(model)
     if not isinstance(raw, dict):
         return None, [f"{place}{show(raw)} is not a mapping; allowed: {', '.join(known)}"]
@@ -205,7 +203,6 @@ def _message(detail: ErrorDetails, schema: Schema) -> str:
 
 
 def _properties(schema: Schema, defs: Schema) -> dict[str, Schema]:
-    """Keys of the mapping that a schema allows, if any."""
     if "$ref" in schema:
         schema = defs.get(schema["$ref"].rpartition("/")[2], {})
     keys = [_properties(part, defs) for part in schema.get("anyOf", ())]
@@ -218,7 +215,7 @@ class RecipeError(MistakesError):
 
 @dataclass
 class Mistakes:
-    """Mistakes of one file and its overrides, by ``section`` or ``section.key``."""
+    """Mistakes of one file and its overrides."""
 
     path: Path
     lines: list[str] = field(default_factory=list)
@@ -233,19 +230,16 @@ class Mistakes:
         self.wrong.add(key)
 
     def folder(self, place: str) -> Path:
-        """Base folder of a path at ``section.key``: the file's, or for overrides the current folder."""
+        """Base folder of a path: the file's, or for overrides the current folder."""
         return Path() if place in self.overridden else self.path.parent
 
-    def meant(self, prefix: str, name: str, absent: Iterable[str]) -> None:
-        """Do not report keys as missing that the unknown ``name`` probably misspells."""
-        self.wrong |= {prefix + close for close in closest(name, absent)}
-
-    def unknown_keys(self, place: str, raw: Mapping[str, Any], known: Sequence[str]) -> None:
-        """Add a mistake for each key that is not ``known``."""
+    def unknown_keys(self, place: str, raw: Mapping[str, Any], known: Sequence[str], kind: str = "key") -> None:
+        """Add a mistake for each key that is not ``known``; the keys that it probably misspells are not missing."""
+        prefix = f"{place}." if place else ""
         for key in raw:
             if key not in known:
-                self.say(f"{place}.{key}", unknown_key(key, known))
-                self.meant(f"{place}.", key, [name for name in known if name not in raw])
+                self.say(f"{prefix}{key}", unknown_key(key, known, kind))
+                self.wrong |= {f"{prefix}{near}" for near in closest(key, [name for name in known if name not in raw])}
 
     def validated(self, place: str, model: type[ModelT], raw: Mapping[str, Any]) -> ModelT | None:
         """See :func:`validate`; mistakes are added."""

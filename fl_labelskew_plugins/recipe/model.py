@@ -1,7 +1,5 @@
 """A recipe: its sections, and the plugins that they choose."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +15,7 @@ from fl_labelskew_plugins.recipe.sections import CommArgs, DpArgs, Expected, Plu
 
 
 class Sections(Params):
-    """Content of a recipe's file; ``train`` is the section ``train_args``, and so on."""
+    """Content of a recipe's file; ``train`` is ``train_args``, and so on."""
 
     common: sections.CommonArgs = sections.CommonArgs()
     data: sections.DataArgs
@@ -42,10 +40,9 @@ class Sections(Params):
 
 
 ATTRIBUTES = {f"{name.removesuffix('_args')}_args": name for name in Sections.model_fields}
-"""Section of a file to its attribute of :class:`Sections`."""
+"""Section to attribute of :class:`Sections`."""
 _FIELDS: Mapping[str, Any] = Sections.model_fields
 SECTIONS: dict[str, type[Params]] = {section: _FIELDS[name].annotation for section, name in ATTRIBUTES.items()}
-"""All sections, in the order of a recipe's file."""
 REQUIRED = [section for section, name in ATTRIBUTES.items() if _FIELDS[name].is_required()]
 PLUGGED = {section: model for section, model in SECTIONS.items() if issubclass(model, PluginArgs)}
 EXPECTED = "expected"
@@ -63,16 +60,15 @@ SILO: dict[str, tuple[str, ...] | None] = {
     "privacy_args": None,
     POLICY: None,
 }
-"""Sections of a silo's own file, with allowed keys; None: all keys, or those that the method declares."""
+"""Sections and keys of a silo's own file; None: all keys, or those that the method declares."""
 
 
 class Recipe(Sections):
     """One run, with all defaults filled in and all plugins chosen.
 
     Args:
-        name: stem of the recipe's file.
-        expected: a paper's numbers, for comparison.
-        policy: limits from the silo's own file.
+        name: stem of the file.
+        policy: from the silo's own file.
         objects: Python objects that replace plugins, by section.
         hosted: whether FedML runs it.
     """
@@ -103,7 +99,7 @@ class Recipe(Sections):
 
     @property
     def code(self) -> str | None:
-        """``FILE.py:FUNCTION`` that builds the network; None for a registered network or an object."""
+        """``FILE.py:FUNCTION`` that builds the network, if any."""
         return self.model.model if sections.is_code(self.model.model) and "model_args" not in self.objects else None
 
     @property
@@ -113,12 +109,12 @@ class Recipe(Sections):
 
     @property
     def own_data(self) -> bool:
-        """Whether each silo trains on all of its own data set, without a partition."""
+        """Whether each silo has its own data set, without a partition."""
         return bool(self.client_specific.data_silo_config)
 
     @property
     def normalisation(self) -> dict[str, Any]:
-        """``mean`` and ``std`` of ``data_args``; default: ``data`` if the data set has no known ones."""
+        """``mean`` and ``std`` of ``data_args``, with their defaults."""
         known = {"mean": self.data.mean, "std": self.data.std}
         return {key: "data" if value is None and self.dataset.measured else value for key, value in known.items()}
 
@@ -139,7 +135,7 @@ class Recipe(Sections):
         return regular + (begin <= last < end and (not every or last % every > 0))
 
     def resolved(self) -> dict[str, dict[str, Any]]:
-        """All sections and keys, as plain YAML values; in FedML's two sections, only the keys in use."""
+        """All sections and keys; in FedML's two sections, only the keys in use."""
         content = self.model_dump(mode="json", include={*_FIELDS})
         values: dict[str, dict[str, Any]] = {section: content[name] for section, name in ATTRIBUTES.items()}
         for section, model in PLUGGED.items():
@@ -163,7 +159,7 @@ def of_sums(recipe: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def different(a: Mapping[str, Mapping[str, Any]], b: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Different ``section.key`` of two resolved recipes, except places, addresses and timeouts."""
+    """Different keys of two resolved recipes, except places, addresses and timeouts."""
     return [
         f"{section}.{key}"
         for section in dict.fromkeys([*a, *b])

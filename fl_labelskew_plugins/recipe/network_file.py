@@ -62,7 +62,7 @@ class Function:
         return FunctionNetwork(self, params)
 
     def loaded(self) -> Callable[..., Any]:
-        """Load the function from the content that was checked."""
+        """The function, from the checked content."""
         name = f"labelskew_network_{hashlib.sha256(bytes(self.file) + self.content).hexdigest()}"
         if (module := sys.modules.get(name)) is None:
             module = sys.modules[name] = types.ModuleType(name)
@@ -84,7 +84,7 @@ class FunctionNetwork(Network):
         self.function = function
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-        """Call the function. Raise LabelSkewError if it fails, or for an unsuitable module."""
+        """Call the function; raises LabelSkewError if it fails or returns no suitable module."""
         schema = keys_of(self.function.Params)
         values = self.params.model_dump(mode="json", by_alias=True)
         # do not pass defaults: JSON may not represent their type or value
@@ -107,7 +107,7 @@ class FunctionNetwork(Network):
 
 
 def find(name: str) -> Function:
-    """The function that ``model_args.model`` names, without running any code. Raise LabelSkewError for invalid ones."""
+    """The function of this name, without running code; raises LabelSkewError for invalid ones."""
     place, _, function = name.rpartition(":")
     if not place.endswith(".py") or not function.isidentifier():
         raise LabelSkewError(f"{clean(name)}: expected FILE.py:FUNCTION")
@@ -152,7 +152,7 @@ def _params(node: ast.FunctionDef, where: str) -> type[params.Params]:
 
 
 def files(recipe: Recipe) -> dict[str, dict[str, str]]:
-    """Path and SHA-256 of the network's local files, by key of ``model_args``."""
+    """Path and SHA-256 of local files, by key of ``model_args``."""
     network, params = recipe.network, recipe.network.params
     if isinstance(network, FunctionNetwork):
         return {"model": {"file": str(network.function.file), "sha256": network.function.sha256}}
@@ -181,7 +181,7 @@ def portable(recipe: Recipe) -> dict[str, dict[str, Any]]:
 
 
 def changed(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Message about the first difference between a run's :func:`files` and the local ones, if any."""
+    """A message if a run's :func:`files` differ from the local ones."""
     for key in {**before, **now}:
         then, here = (clean(side.get(key, {}).get("sha256", "no file"))[:16] for side in (before, now))
         if then != here:

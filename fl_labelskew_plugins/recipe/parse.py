@@ -1,6 +1,4 @@
-"""Recipes: FedML configurations in YAML, checked completely before a run."""
-
-from __future__ import annotations
+"""Read and check recipes and silos' own files."""
 
 import contextlib
 import os
@@ -12,19 +10,10 @@ from typing import Any
 from fl_labelskew_registry import LabelSkewError, mistake
 
 from fl_labelskew_plugins.params import IS_PATH, absolute
-from fl_labelskew_plugins.recipe import compatibility, plugins, policy, privacy, shipped, yaml
+from fl_labelskew_plugins.recipe import compatibility, mistakes, plugins, policy, privacy, shipped, yaml
 from fl_labelskew_plugins.recipe.conflicts import column_conflicts, conflicts, data_conflicts
-from fl_labelskew_plugins.recipe.mistakes import Mistakes, ModelT, RecipeError, keys_of, nearest, show, shown, takes_any
-from fl_labelskew_plugins.recipe.model import (
-    ATTRIBUTES,
-    EXPECTED,
-    PARTS,
-    PLUGGED,
-    POLICY,
-    SECTIONS,
-    SILO,
-    Recipe,
-)
+from fl_labelskew_plugins.recipe.mistakes import Mistakes, ModelT, RecipeError, keys_of, show, shown, takes_any
+from fl_labelskew_plugins.recipe.model import ATTRIBUTES, EXPECTED, PARTS, PLUGGED, POLICY, SECTIONS, SILO, Recipe
 from fl_labelskew_plugins.recipe.sections import CommArgs, Expected, Policy, TrackingArgs, TrainArgs
 from fl_labelskew_plugins.recipe.sections import names as split
 
@@ -42,7 +31,7 @@ def load(path: str | Path, overrides: Sequence[str] = (), *, objects: Mapping[st
 
 
 def read_text(path: str | Path) -> str:
-    """Read a YAML file, or the shipped recipe of this name, as text. Raise MistakesError for others."""
+    """Text of a YAML file, or of the shipped recipe of this name; raises MistakesError for others."""
     if (text := shipped.text(path)) is not None:
         return text
     try:
@@ -59,9 +48,9 @@ def parse(
     overrides: Sequence[str] = (),
     objects: Mapping[str, Any] = NOTHING,
 ) -> Recipe:
-    """Parse and check a recipe. Raise RecipeError with every mistake.
+    """Parse and check a recipe; raises RecipeError with every mistake.
 
-    ``overrides``: ``section.key=value`` each; ``objects``: plugins by section, from :func:`.plugins.from_objects`.
+    ``overrides``: ``section.key=value`` each; ``objects``: from :func:`.plugins.from_objects`.
     """
     recipe = _Check(Path(source)).recipe(text, overrides, objects)
     if recipe.train.reference is None:
@@ -71,7 +60,7 @@ def parse(
 
 
 def _reference(recipe: Recipe) -> str:
-    """The text of a reference run's recipe: FedAvg in one process. Raise LabelSkewError if the data are at silos."""
+    """The text of a reference run's recipe: FedAvg in one process."""
     if recipe.own_data:
         problem = "needs all data in one place, but client_specific_args.data_silo_config names the silos' own data"
         raise mistake("train_args.reference", f"{recipe.train.reference} {problem}", "a recipe with a partition")
@@ -85,10 +74,10 @@ def _reference(recipe: Recipe) -> str:
 
 
 def silo(recipe: Recipe, rank: int, *, survey: bool = False) -> Recipe:
-    """The recipe for silo ``rank`` (``1 .. K``), changed by the silo's own file of ``data_silo_config``, if any.
+    """The recipe for silo ``rank`` (``1 .. K``), changed by its own file; raises RecipeError with every mistake.
 
     The file's ``data_args`` replace the recipe's section; other sections replace single keys. For a survey, only
-    ``server_fingerprint`` of the policy is checked, as nothing is trained. Raise RecipeError with every mistake.
+    ``server_fingerprint`` of the policy is checked, as nothing is trained.
     """
     silos = recipe.train.client_num_in_total
     if not 1 <= rank <= silos:
@@ -102,9 +91,7 @@ def silo(recipe: Recipe, rank: int, *, survey: bool = False) -> Recipe:
 def check(path: Path, overrides: Sequence[str] = (), host: str | None = None) -> str:
     """Check a recipe, or a silo's own file with each of its recipes; return ``ok``, and remarks.
 
-    Raises:
-        RecipeError: with every mistake of the file, or of the recipe that names it.
-        LabelSkewError: the recipe cannot run with ``host``, see :func:`.compatibility.hosted`.
+    Raise RecipeError with every mistake, and LabelSkewError as :func:`.compatibility.hosted`.
     """
     text = read_text(path)
     if not _silos_own(_content(text)):
@@ -128,7 +115,6 @@ def check(path: Path, overrides: Sequence[str] = (), host: str | None = None) ->
 
 
 def _silos_own(content: object) -> bool:
-    """Whether a content has only sections of :data:`SILO` without a method."""
     if not isinstance(content, dict) or not content or not content.keys() <= SILO.keys():
         return False
     method = content.get("method_args")
@@ -142,7 +128,7 @@ def _content(text: str) -> Any:
 
 
 def homes(path: Path) -> list[tuple[Path, int]]:
-    """Recipes in the same folder that name a silo's own file, and the silo's rank, from 1."""
+    """Recipes in the same folder that name a silo's own file, and its rank, from 1."""
     found: list[tuple[Path, int]] = []
     for recipe in sorted(path.parent.glob("*.y*ml")):
         with contextlib.suppress(RecipeError, KeyError, TypeError, ValueError):  # not a recipe, or without this file
@@ -179,7 +165,6 @@ class _Check(Mistakes):
         return whole
 
     def silo(self, text: str, base: Recipe, *, survey: bool = False) -> Recipe:
-        """``base`` with the changes of a silo's own file."""
         changes = self.changes(text, base)
         made = base.model_copy(update={name: value for name, value in changes.items() if value is not None})
         self.end()
@@ -199,7 +184,7 @@ class _Check(Mistakes):
         return made
 
     def changes(self, text: str, base: Recipe | None = None) -> dict[str, Any]:
-        """Changes of a silo's own file, by attributes of :class:`.Recipe`; None for invalid ones."""
+        """Changes of a silo's own file, by attribute of a recipe; None for invalid ones."""
         resolved = {} if base is None else base.resolved()
         changes: dict[str, Any] = {}
         for section, keys in self._sections(text, tuple(SILO), "a silo's file").items():
@@ -209,7 +194,9 @@ class _Check(Mistakes):
             elif section == "method_args":
                 changes["method"] = base and plugins.of_silo(section, base.method, keys, self)
             elif section == POLICY:
-                changes[section] = self._policy(keys)
+                changes[section] = limits = self._plain(POLICY, Policy, keys)
+                for name in (limits and limits.methods) or ():
+                    plugins.known("methods", name, f"{POLICY}.methods", self)
             else:
                 args = self._plain(section, SECTIONS[section], keys, SILO[section], resolved.get(section))
                 changes[ATTRIBUTES[section]] = args
@@ -227,12 +214,6 @@ class _Check(Mistakes):
                 self.say(place, f"{show(item)} is not a mapping of keys to values; allowed: {form}")
         return tuple(number for number in numbers if number is not None)
 
-    def _policy(self, raw: dict[str, Any]) -> Policy | None:
-        args = self._plain(POLICY, Policy, raw)
-        for name in (args and args.methods) or ():
-            plugins.known("methods", name, f"{POLICY}.methods", self)
-        return args
-
     def _sections(self, text: str, allowed: Sequence[str], kind: str) -> dict[str, Any]:
         try:
             content, duplicates = yaml.read(text)
@@ -246,17 +227,14 @@ class _Check(Mistakes):
             row = self.path.with_suffix("") / "ROW"
             raise RecipeError([f"{shown(self.path)}: is a table of recipes; use one of its rows: {shown(row)}"])
         self.lines += [f"{shown(self.path)}: {line}" for line in duplicates]
-        raw: dict[str, Any] = {}
-        for section, keys in content.items():
-            if section not in allowed:
-                self.say(section, f"unknown section; allowed: {', '.join(allowed)}{nearest(section, allowed)}")
-                self.meant("", section, [known for known in allowed if known not in content])
-            elif section == EXPECTED:
+        self.unknown_keys("", content, allowed, "section")
+        raw: dict[str, Any] = {section: keys for section, keys in content.items() if section in allowed}
+        for section, keys in raw.copy().items():
+            if section == EXPECTED:
                 raw[section] = self._expected(keys)
             elif not isinstance(keys, dict):
                 self.say(section, f"{show(keys)} is not a mapping of keys to values; allowed: section: {{key: value}}")
-            else:
-                raw[section] = keys
+                del raw[section]
         return raw
 
     def _override(self, raw: dict[str, dict[str, Any]], overrides: Sequence[str]) -> None:
@@ -269,8 +247,8 @@ class _Check(Mistakes):
                 form = "allowed: section.key=value, such as train_args.epochs=2"
                 self.lines.append(f"--set {shown(override)}: malformed; {form}")
             elif section not in SECTIONS:
-                known = f"allowed: {', '.join(SECTIONS)}{nearest(section, SECTIONS)}"
-                self.lines.append(f"--set {shown(section)}.{shown(key)}: unknown section; {known}")
+                place = f"--set {shown(section)}.{shown(key)}"
+                self.lines.append(f"{place}: {mistakes.unknown_key(section, SECTIONS, 'section')}")
             else:
                 self._set(raw.setdefault(section, {}), section, key, text)
 
@@ -306,7 +284,6 @@ class _Check(Mistakes):
         keys: Sequence[str] | None = None,
         base: Mapping[str, Any] | None = None,
     ) -> ModelT | None:
-        """Validate a section's ``keys`` on top of ``base``, and make paths absolute."""
         known = keys or [*keys_of(model)]
         if takes_any(model):
             known = [*known, *raw]

@@ -1,7 +1,5 @@
 """A recipe's plugins, by name and parameters, or given as Python objects."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -46,7 +44,7 @@ def known(kind: catalog.Kind, name: str, place: str, mistakes: Mistakes) -> bool
 def chosen(
     section: str, model: type[PluginArgs], raw: Mapping[str, Any], mistakes: Mistakes, *, instead: Any = None
 ) -> tuple[PluginArgs | None, Any]:
-    """The section's common keys, and its plugin, or ``instead``; None for invalid ones."""
+    """Common keys and plugin of a section; None for invalid ones."""
     common, place = keys_of(model), f"{section}.{model.key}"
     if instead is not None:
         known_keys = {key: value for key, value in raw.items() if key in common}
@@ -81,7 +79,6 @@ def chosen(
 
 
 def _made(place: str, plugin: Any, raw: Mapping[str, Any], keys: Sequence[str], mistakes: Mistakes) -> Any:
-    """A plugin with its parameters; None if they have mistakes."""
     mistakes.unknown_keys(place, raw, keys)
     params = mistakes.validated(place, plugin.Params, raw)
     if params is None or any(key == place or key.startswith(f"{place}.") for key in mistakes.wrong):
@@ -118,7 +115,7 @@ def _combination(section: str, parts: Sequence[str], raw: Mapping[str, Any], mis
 
 
 def trackers(place: str, raw: Sequence[Any], mistakes: Mistakes) -> list[dict[str, dict[str, Any]]]:
-    """Each tracker's name with its parameters, including defaults."""
+    """Trackers with all parameters."""
     chosen: dict[str, dict[str, Any]] = {}
     for number, item in enumerate(raw, 1):
         name, params = next(iter(item.items())) if isinstance(item, dict) and len(item) == 1 else (item, {})
@@ -177,9 +174,9 @@ def from_objects(
     """Turn objects into plugins, by section.
 
     Args:
-        model: a module that returns logits from a Linear layer, see :class:`.ModuleNetwork`; it is copied, not changed.
+        model: see :class:`.ModuleNetwork`; it is copied, not changed.
         dataset: see :func:`.data.given.given_data`.
-        method: the method.
+        method: any method.
         partition: indices of each client's training samples.
 
     Raises:

@@ -1,6 +1,4 @@
-"""Checks of a recipe against a silo's policy before a run; :mod:`.runtimes.silo.guard` checks during the run."""
-
-from __future__ import annotations
+"""Check a silo's policy before a run; :mod:`.runtimes.silo.guard` checks during the run."""
 
 import itertools
 import math
@@ -15,8 +13,7 @@ from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.recipe.sections import Policy
 
 OTHER, OPTIMIZER = "other", "optimizer"
-OPENING = " in the opening exchange of "
-"""Part of the cause of data that leave only once."""
+OPENING = " in the opening exchange of "  # part of a cause
 IN_HELLO = (
     "train_args.proxy_aggregation class",
     "sums over all training samples (without them: data_args.mean and std in the server's recipe)",
@@ -25,7 +22,7 @@ IN_HELLO = (
 
 
 def refused(policy: Policy, recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Violations of a policy by a recipe as this silo would run it: key of the policy, and error message."""
+    """Key and error message of each violation of a policy."""
     for name in recipe.method_name.split("+"):
         if policy.methods is not None and name not in policy.methods:
             yield _line(policy, "methods", f"method_args.method {name}")
@@ -105,7 +102,7 @@ def methods(recipe: Recipe) -> list[Any]:
 
 
 def host_noise(recipe: Recipe) -> float:
-    """Scale that FedML 0.9.6 computes for a client's noise (``fedml/core/dp/mechanisms``)."""
+    """Scale of FedML 0.9.6's noise on uploads (``fedml/core/dp/mechanisms``)."""
     dp = recipe.dp
     if not dp.enable_dp or dp.dp_solution_type != "ldp" or dp.epsilon is None or dp.sensitivity is None:
         return 0.0

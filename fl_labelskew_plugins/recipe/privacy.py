@@ -1,7 +1,5 @@
 """Differential privacy: the noise on data that leave a client, and the limits of a budget."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,10 +17,10 @@ class Noise:
     """Noise on data that leaves a client.
 
     Args:
-        on: the protected data, such as ``counts``.
-        kind: distribution; ``discrete``: discrete Gaussian, of all clients of a sum together.
-        silo: standard deviation, or scale of a Laplace distribution, divided by the largest change of the data if all
-            samples of a silo are replaced; 0: no bound.
+        on: the data, such as ``counts``.
+        kind: ``discrete``: discrete Gaussian, of all clients of a sum together.
+        silo: standard deviation, or Laplace scale, divided by the largest change if all samples of a silo are replaced;
+            0: no bound.
         claim: the same if one sample is replaced.
     """
 
@@ -34,7 +32,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class Leaving:
-    """Data that leave a client, by message (``hello``: a silo's first), with their noise."""
+    """Noise on data that leave a client, by message (``hello``: a silo's first)."""
 
     hello: list[Noise]
     opening: list[Noise]
@@ -43,7 +41,7 @@ class Leaving:
 
     @property
     def once(self) -> list[Noise]:
-        """Data that leave a client only once, before the first round."""
+        """Data that leave a client before the first round."""
         return [*self.hello, *self.opening]
 
 
@@ -78,7 +76,6 @@ def on_counts(scale: float, kind: NoiseKind, samples: int) -> Noise:
 
 
 def _on_weights(recipe: Recipe, least: int) -> Noise:
-    """Noise on an upload: of a sum, of FedRS, of FedML, or of both."""
     if (multiplier := recipe.privacy.noise_multiplier) is not None:
         return Noise("weights", "discrete", multiplier / 2, multiplier * least / 2)
     params = [method.params for method in methods(recipe)]
@@ -95,7 +92,7 @@ def _on_weights(recipe: Recipe, least: int) -> Noise:
 
 
 def reported_accuracy(recipe: Recipe) -> str:
-    """Log message about the silos' accuracies that a server with only sums gets."""
+    """Log message about the accuracies that a server with only sums gets."""
     if not recipe.validation.per_client:
         return "silos' accuracy: not tested; use validation_args.per_client: true"
     pooled = "the server gets one accuracy, over all silos with send_measures"

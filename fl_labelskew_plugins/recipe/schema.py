@@ -1,7 +1,5 @@
 """JSON Schema of recipes and of silos' own files, for editors."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -15,7 +13,7 @@ from fl_labelskew_plugins.recipe.sections import Expected, MethodArgs, ModelArgs
 
 
 def json_schema() -> dict[str, Any]:
-    """JSON Schema of a recipe and of a silo's own file; without parameters of plugins that cannot be imported."""
+    """The schema; without parameters of plugins that cannot be imported."""
     defs: dict[str, Any] = {}
     sections = {section: _section_schema(section, defs) for section in SECTIONS}
     one = _model_schema(Expected, EXPECTED, defs)
@@ -81,7 +79,7 @@ def _trackers_schema(section: str, defs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _combination_schema(key: dict[str, Any], section: str) -> dict[str, Any]:
-    """Let the key be one name or several; return the schema of several methods' parameters."""
+    """Let the key be one name or several; return the schema of their parameters."""
     names = plugins.names("methods")
     several = {"anyOf": [{"type": "array"}, {"type": "string", "pattern": r"\+"}]}
     a_list = {"type": "array", "items": {"enum": names}, "minItems": 2}

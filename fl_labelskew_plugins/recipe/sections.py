@@ -44,15 +44,13 @@ DiagnosticName = Literal[
 ]
 
 IN_TRAINING: tuple[DiagnosticName, ...] = ("deviation_bound", "intra_loss", "observed_probability", "proxy_gradients")
-"""Diagnostics of local training in the run's own process."""
 OUTSIDE_TRAINING: list[DiagnosticName] = [name for name in get_args(DiagnosticName) if name not in IN_TRAINING]
-"""Diagnostics of uploads and global models."""
 OF_UPLOADS = ("class_accuracy", "client_drift", "features_2d", "feature_sphere", "tsne")
 """Diagnostics that treat a client's upload as its trained model."""
 
 
 class PluginArgs(Params):
-    """A section that chooses a plugin, with the keys common to all plugins of the kind."""
+    """A section that chooses a plugin, with keys of all plugins of the kind."""
 
     key: ClassVar[str]  # with the plugin's name
     kind: ClassVar[catalog.Kind]
@@ -143,12 +141,12 @@ class ModelArgs(PluginArgs):
 
 
 def is_code(name: object) -> bool:
-    """Whether ``model_args.model`` names a function rather than a registered network."""
+    """Whether ``model_args.model`` names a function."""
     return isinstance(name, str) and (":" in name or name.endswith(".py"))
 
 
 def code_at(name: Any, folder: Path) -> Any:
-    """``FILE.py:FUNCTION`` with an absolute path, from ``folder``; any other name unchanged."""
+    """``FILE.py:FUNCTION`` with an absolute path; any other name unchanged."""
     file, _, function = str(name).rpartition(":")
     return f"{absolute(file, folder)}:{function}" if is_code(name) and file.endswith(".py") else name
 
@@ -204,7 +202,7 @@ class TrainArgs(PluginArgs):
 
 
 def names(value: object) -> list[str]:
-    """Plugin names in a string joined by ``+`` or in a list; empty for any other value."""
+    """Names joined by ``+`` or in a list; empty for any other value."""
     parts = value.split("+") if isinstance(value, str) else value
     if not isinstance(parts, list) or not all(isinstance(part, str) for part in parts):
         return []
@@ -267,8 +265,7 @@ class DeviceArgs(Params):
     channels_last: bool = Field(True, description="memory format of images and convolutions")
 
 
-LEAST_SUMMED = 3
-"""Minimum of clients in a secure sum, to protect each of them."""
+LEAST_SUMMED = 3  # clients in a secure sum
 
 
 def to_the_end(clients: int) -> int:
@@ -320,8 +317,7 @@ class CommArgs(Params):
         600.0, gt=0, description="cross_silo: time limit to reach min_clients; then the server stops, resumable"
     )
     send_measures: bool = Field(
-        False,
-        description="cross_silo: silos also report loss terms and accuracies on their own test part",
+        False, description="cross_silo: silos also report loss terms and accuracies on their own test part"
     )
     send_contributions: bool = Field(
         True, description="cross_silo; false: silos send only weights, no prototypes or other contributions"
@@ -404,13 +400,7 @@ class PrivacyBudget(Params):
 
 
 class PrivacyArgs(Params):
-    """Limits on what each silo reveals; a silo's own file may set its own.
-
-    ``level`` is the unit of privacy. ``silo``: all samples of the silo, replaced by as many others; proven for values
-    that are clipped and noised. ``claim``: one sample, replaced by another; proven for class counts. For weights it
-    relies on the claim of FedRS's appendix B that a sample moves an update by at most 2L/m (L: its largest norm, m:
-    samples of the silo), or on the author of ``dp_args.sensitivity``.
-    """
+    """Limits on what each silo reveals; a silo's own file may set its own; docs/privacy.md explains the levels."""
 
     noise_multiplier: float | None = Field(
         None,
@@ -528,7 +518,7 @@ class Expected(Params):
     """A paper's number to compare a recipe's runs with; it does not affect a run.
 
     Accuracies are in per cent: means over the last ``validation_args.last_rounds`` tests, except ``best_accuracy``, the
-    highest of all tests. ``rounds_to`` is the first round, from 1, in which the accuracy reaches ``target``.
+    highest of all. ``rounds_to`` is the first round, from 1, that reaches ``target``.
     """
 
     value: float = Field(ge=0, description="the paper's number: per cent, or rounds with rounds_to")
@@ -608,6 +598,6 @@ class Policy(Params):
     )
 
     def least_noise(self, name: str) -> tuple[float, str]:
-        """Scale and kind of ``noise_at_least``; 0 without a minimum, ``""`` for any kind."""
+        """Scale and kind of a minimum; 0 without one, ``""`` for any kind."""
         least = getattr(self.noise_at_least, name, None)
         return (least.scale, least.kind) if isinstance(least, LeastNoise) else (least or 0.0, "")

@@ -17,14 +17,13 @@ if TYPE_CHECKING:
 
 COPY = "labelskew recipes cp {}"
 SCHEMA = "recipe.schema.json"
-MODELINE = "# yaml-language-server: $schema="
-"""Start of a recipe's first line, before the path of its schema."""
+MODELINE = "# yaml-language-server: $schema="  # first line of a recipe
 PAPERS = "papers"  # folder
 
 
 @cache
 def folder(name: str = "recipes") -> Path:
-    """Folder of recipes, examples or sweeps, in an installed package or a checkout."""
+    """Folder of recipes, examples or sweeps."""
     package = Path(__file__).parent.parent
     inside = package / name
     return inside if inside.is_dir() else package.parent / name
@@ -55,7 +54,7 @@ def names() -> list[str]:
 
 
 def contents(paper: str | None = None) -> dict[str, dict[str, Any]]:
-    """Name to sections of a paper's recipes, or of recipes without a paper, sorted."""
+    """Name to sections of a paper's recipes, or of those without a paper."""
     from fl_labelskew_plugins.recipe import yaml
 
     known, recipes = papers(), {}
@@ -69,9 +68,9 @@ def contents(paper: str | None = None) -> dict[str, dict[str, Any]]:
 
 
 def named(name: str) -> str | None:
-    """Text of the recipe of this name, if any. Raise MistakesError for an invalid table, or a missing row.
+    """Text of the recipe of this name, if any; raises MistakesError for an invalid table, or a missing row.
 
-    Names: ``quickstart``, ``fedmr/table1_fmnist_p10c2`` (a paper's table), or ``PATH/ROW`` of the table ``PATH.yaml``.
+    Names: ``quickstart``, ``fedmr/table1_fmnist_p10c2`` (a paper's), or ``PATH/ROW`` of the table ``PATH.yaml``.
     """
     place, _, row = name.rpartition("/")
     if (file := files().get(name)) is not None:
@@ -89,13 +88,8 @@ def named(name: str) -> str | None:
     return page.text(row, name)
 
 
-def beside_schema(recipe: str) -> str:
-    """The text of a recipe that refers to the schema in the same folder."""
-    return f"{MODELINE}{SCHEMA}\n{recipe.partition(chr(10))[2] if recipe.startswith(MODELINE) else recipe}"
-
-
 def text(path: str | Path) -> str | None:
-    """Text of the recipe that ``path`` names; None for a path of a file. Raise MistakesError for an unknown name."""
+    """Text of a recipe by name, None for a file's path; raises MistakesError for an unknown name."""
     is_folder = os.path.isdir(path)
     if os.path.exists(path) and not is_folder:
         return None
@@ -116,7 +110,7 @@ def _warn_missing(path: str, name: str) -> None:
 
 
 def hint(path: str | Path) -> str:
-    """Advice for the path of a missing file, if the package has a recipe of that name."""
+    """Advice for a missing file, if the package has a recipe of that name."""
     for name in (Path(path).as_posix().removesuffix(".yaml"), Path(path).stem):
         if name in files():
             return f"; the package has a recipe {name}: use only its name, or copy it: {COPY.format(name)}"

@@ -1,6 +1,4 @@
-"""Tables of experiments: YAML files in which every row is a complete recipe; docs/recipes.md describes the format."""
-
-from __future__ import annotations
+"""Tables of experiments: YAML files in which every row is a recipe, see docs/recipes.md."""
 
 import copy
 import re
@@ -35,16 +33,13 @@ COMMON: RawSections = {
     "comm_args": {"backend": "sp"},
     "tracking_args": {"run_dir": "runs", "checkpoint_every": 10},
 }
-"""First layer of every row."""
 
-WITHOUT_STD = 2.0
-"""Tolerance in per cent if a paper prints no std."""
-NAME = re.compile(r"[A-Za-z0-9_-]+")
-"""Form of a recipe's name, also for files and folders."""
+WITHOUT_STD = 2.0  # tolerance in per cent if a paper prints no std
+NAME = re.compile(r"[A-Za-z0-9_-]+")  # of a recipe
 
 
 class RoundsTo(Params):
-    """Rounds that a paper reports to reach an accuracy, in the order of the columns; null: not reported."""
+    """Rounds to reach an accuracy in a paper, in the order of the columns; null: not reported."""
 
     target: float
     table: str
@@ -68,7 +63,7 @@ class TableRow(Params):
 
 
 class TablePart(Params):
-    """A table of the paper, or a part of one whose rows have the same columns."""
+    """A table of the paper, or a part of one."""
 
     table: str
     columns: list[str] = Field(min_length=1, description="some of the table's `methods`")
@@ -92,16 +87,12 @@ class TablePage(Params):
 
 
 class Cell(NamedTuple):
-    """Position of a recipe: its row, and the index of its column."""
+    """Position of a recipe: its row, and the index and name of its column."""
 
     part: TablePart
     row: TableRow
     number: int
-
-    @property
-    def column(self) -> str:
-        """The column's method."""
-        return self.part.columns[self.number]
+    column: str
 
 
 @dataclass(frozen=True)
@@ -116,7 +107,8 @@ class RecipeTable:
         """Sections and expected numbers of one recipe."""
         cell, page = self.cells[name], self.page
         row = cell.row
-        content: dict[str, Any] = _merged(  # the last layer wins
+        merged: RawSections = {}
+        for layer in (  # the last layer wins
             COMMON,
             page.base,
             page.data[row.data] if row.data else {},
@@ -124,16 +116,24 @@ class RecipeTable:
             _filled(page.methods[cell.column], row.args),
             _sections(row.set),
             _sections(row.by_column.get(cell.column, {})),
-        )
+        ):
+            for section, keys in layer.items():
+                merged.setdefault(section, {}).update(copy.deepcopy(keys))
+        content: dict[str, Any] = {section: merged[section] for section in SECTIONS if section in merged}
         train = content["train_args"]
         train["client_num_per_round"] = train["client_num_per_round"] or train["client_num_in_total"]
-        _make_absolute(content, self.path.parent)
+        for section, model in SECTIONS.items():
+            for key in content.get(section, {}):
+                if key in model.model_fields and IS_PATH in model.model_fields[key].metadata:
+                    content[section][key] = absolute(content[section][key], self.path.parent)
+        if "model" in (network := content.get("model_args", {})):
+            network["model"] = code_at(network["model"], self.path.parent)
         if numbers := list(_expected(page, cell)):
             content[EXPECTED] = numbers
         return content
 
     def text(self, name: str, called: str) -> str:
-        """One recipe as the text of a file; ``called``: its path in the first line's command."""
+        """One recipe as text; ``called``: its path in the first line."""
         cell, page, content = self.cells[name], self.page, self.content(name)
         optimizer = content["train_args"]["federated_optimizer"]
         method = cell.column if optimizer == "FedAvg" else f"{content['method_args'].get('method')} with {optimizer}"
@@ -154,7 +154,7 @@ def is_table(text: str) -> bool:
 
 
 def read(path: Path) -> RecipeTable:
-    """Read a table. Raise MistakesError with all of its mistakes, except those of its recipes."""
+    """Read a table; raises MistakesError with all mistakes, except those of its recipes."""
     try:
         content, wrong = yaml.read(yaml.text_of(path))
     except yaml.YamlError as error:
@@ -194,7 +194,8 @@ def _cells(page: TablePage, wrong: list[str]) -> dict[str, Cell]:
                 if not NAME.fullmatch(name)
             ]
             wrong += [f"{part.table}, row {j}, {names[0]}: {line}" for line in lines]
-            cells |= {name: Cell(part, row, number) for number, name in enumerate(names)}
+            columns = enumerate(part.columns)
+            cells |= {name: Cell(part, row, *column) for name, column in zip(names, columns, strict=True)}
     return cells
 
 
@@ -225,7 +226,9 @@ def _mistakes(page: TablePage, part: TablePart, row: TableRow) -> Iterator[str]:
         section, dot, inner = key.partition(".")
         if not (dot and inner and section in SECTIONS):
             yield f"'{key}' is not a section.key, such as train_args.epochs{mistakes.nearest(section, SECTIONS)}"
-    wanted = {name for column in part.columns for name in _open(page.methods.get(column, {}))}
+    methods = [page.methods.get(column, {}) for column in part.columns]
+    values = [value for sections in methods for keys in sections.values() for value in keys.values()]
+    wanted = {value[1:] for value in values if isinstance(value, str) and value.startswith("$")}
     for name in sorted(wanted - row.args.keys()):
         yield f"args.{name}: missing; a method contains ${name}"
     for name in row.args.keys() - wanted:
@@ -236,13 +239,6 @@ def _names(page: TablePage, part: TablePart, row: TableRow) -> list[str]:
     label = re.sub(r"[^a-z0-9_-]", "", part.table.lower())
     stem = row.name or "_".join(filter(None, (label, row.data, row.split)))
     return [stem if column == page.default else f"{stem}_{column}" for column in part.columns]
-
-
-def _open(sections: RawSections) -> Iterator[str]:
-    for keys in sections.values():
-        for value in keys.values():
-            if isinstance(value, str) and value.startswith("$"):
-                yield value[1:]
 
 
 def _filled(sections: RawSections, args: Keys) -> RawSections:
@@ -264,14 +260,6 @@ def _sections(keys: Keys) -> RawSections:
     return sections
 
 
-def _merged(*layers: RawSections) -> RawSections:
-    whole: RawSections = {}
-    for layer in layers:
-        for section, keys in layer.items():
-            whole.setdefault(section, {}).update(copy.deepcopy(keys))
-    return {section: whole[section] for section in SECTIONS if section in whole}
-
-
 def _expected(page: TablePage, cell: Cell) -> Iterator[dict[str, Any]]:
     row = cell.row
     value = row.values[cell.number] if row.values else None
@@ -283,12 +271,3 @@ def _expected(page: TablePage, cell: Cell) -> Iterator[dict[str, Any]]:
     if (to := row.rounds_to) and (rounds := to.values[cell.number]) is not None:
         measure = {"measure": "rounds_to", "target": to.target, "tolerance": round(rounds / 10)}
         yield {"value": rounds, **measure, "paper": page.paper, "table": to.table}
-
-
-def _make_absolute(content: RawSections, folder: Path) -> None:
-    for section, model in SECTIONS.items():
-        keys = [key for key, field in model.model_fields.items() if IS_PATH in field.metadata]
-        for key in set(keys) & content.get(section, {}).keys():
-            content[section][key] = absolute(content[section][key], folder)
-    if "model" in (network := content.get("model_args", {})):
-        network["model"] = code_at(network["model"], folder)

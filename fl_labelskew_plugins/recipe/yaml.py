@@ -3,8 +3,6 @@
 Unlike PyYAML, it refuses repeated keys, unbounded alias expansion, and tags that build objects.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Hashable
@@ -28,7 +26,7 @@ _SCALARS = {f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "flo
 
 
 class YamlError(Exception):
-    """The text is not YAML with plain values; the message contains place and reason."""
+    """The text is not YAML with plain values."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -55,7 +53,7 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def read(text: str) -> tuple[Any, list[str]]:
-    """The value of ``text``, and a message for each repeated key. Raise YamlError for other mistakes."""
+    """The value, and a message for each repeated key; raises YamlError for other mistakes."""
     try:
         loader = _Loader(text)
         root = loader.get_single_node()
@@ -73,7 +71,7 @@ def read(text: str) -> tuple[Any, list[str]]:
 
 
 def text_of(path: Path) -> str:
-    """Read a small text file. Raise YamlError if it is unreadable, too large or not UTF-8."""
+    """Read a text file; raises YamlError if it is unreadable, too large or not UTF-8."""
     try:
         content = read_bytes(path, MAX_BYTES + 1)
     except (OSError, ValueError) as error:
@@ -93,7 +91,7 @@ def write(value: Any) -> str:
 
 
 def put(text: str, section: str, key: str, value: str) -> str:
-    """Set one key in the text, without other changes. Raise YamlError if the section is missing.
+    """Set one key in the text; raises YamlError if the section is missing.
 
     >>> put("data_args: {dataset: npz}  # mine", "data_args", "file", "a.npz")
     'data_args: {file: "a.npz", dataset: npz}  # mine'
@@ -147,7 +145,7 @@ def _unfolded(node: yaml.Node, sizes: dict[int, int], open_nodes: set[int]) -> i
 
 
 def _value(loader: _Loader, node: yaml.Node, duplicates: list[str], place: str = "") -> Any:
-    """The value of a node; ``place``: its key and a colon, for messages."""
+    """``place``: the key and a colon, for messages."""
     if isinstance(node, yaml.MappingNode) and node.tag == "tag:yaml.org,2002:map":
         return _mapping(loader, node, duplicates)
     if isinstance(node, yaml.SequenceNode) and node.tag == "tag:yaml.org,2002:seq":

@@ -1,7 +1,5 @@
 """A run's ``MODEL_CARD.md``, from the template ``card.md.j2``."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -20,7 +18,7 @@ MAX_CLIENTS = 50
 
 
 def text(session: Session, lines: Sequence[Mapping[str, Any]], result: Mapping[str, Any], *, best: bool) -> str:
-    """Write the card from the lines of ``metrics.jsonl`` and the summary; ``best``: whether best.safetensors exists."""
+    """The card of a run with these lines of ``metrics.jsonl`` and this summary."""
     recipe, model, clients = session.recipe, session.trainer.model, session.clients
     names = [code(name) for name in session.class_names]
     recalls = [line["recall"] for line in lines if "recall" in line]

@@ -48,7 +48,7 @@ class Plain(Progress):
 
 
 class Live(Plain):
-    """Lines, cut on a narrow terminal, and a bar below with round, client and remaining time."""
+    """Lines, cut on a narrow terminal, and a bar below."""
 
     def __init__(self, console: Console | None = None) -> None:
         from rich.console import Console
@@ -95,7 +95,7 @@ class Live(Plain):
 
 
 class Left:
-    """Estimate of the remaining seconds, if any, after ``done`` of ``rounds``; ``first`` were done earlier."""
+    """Estimate of the remaining seconds; ``first`` rounds were done earlier."""
 
     def __init__(self, first: int, rounds: int, pause: Pause | None) -> None:
         self._begun, self._first = time.monotonic(), first
@@ -110,7 +110,7 @@ class Left:
 
 
 def in_words(line: dict[str, Any]) -> str:
-    """Format a round's measures."""
+    """A round's measures."""
     words = []
     if "accuracy" in line:
         words.append(f"accuracy {100 * line['accuracy']:5.2f} %")

@@ -1,7 +1,5 @@
 """Texts before the first and after the last round of a run."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 
@@ -90,7 +88,7 @@ def measured(session: Session, result: Mapping[str, Any]) -> list[tuple[str, str
 
 
 def table(record: Record) -> str:
-    """Format the final table."""
+    """The final table."""
     result, session = record.folder.results, record.session
     rows = measured(session, result)
     for key, label in (("client_accuracy", "accuracy"), ("client_balanced_accuracy", "balanced accuracy")):
@@ -108,7 +106,7 @@ def table(record: Record) -> str:
 
 
 def _short_names(session: Session) -> dict[int, str]:
-    """Clients' names by number, without silos' ranks; empty if clients have no names."""
+    """Names by client, without silos' ranks."""
     if session.clients is not None:
         return dict(session.trainer.names)
     return {k: name.partition(", ")[2] or name for k, name in enumerate(session.client_names)}

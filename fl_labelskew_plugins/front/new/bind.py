@@ -1,6 +1,4 @@
-"""Check a silo's own data against the federation's recipe, and write their path into the silo's file."""
-
-from __future__ import annotations
+"""The command ``labelskew silo data``."""
 
 import os
 from pathlib import Path
@@ -14,10 +12,7 @@ from fl_labelskew_plugins.runtimes.silo import facts
 
 
 def bind(file: Path, place: Path) -> facts.SiloData:
-    """Write the absolute path of a silo's data into its own file, if they fit all recipes that list the file.
-
-    Otherwise raise LabelSkewError; the file is then unchanged.
-    """
+    """Write a silo's data path into its own file; raise LabelSkewError unless all recipes of the file fit them."""
     where, text = clean(file, 4096), parse.read_text(file)
     listing = parse.homes(file)
     if not listing:

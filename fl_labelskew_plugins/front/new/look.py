@@ -1,7 +1,5 @@
 """Inspect the user's own data."""
 
-from __future__ import annotations
-
 import math
 import os
 import re
@@ -25,15 +23,13 @@ from fl_labelskew_plugins.recipe import mistakes
 
 KINDS = "a folder of pictures, an .npz file, or a CSV or Parquet table"
 SAMPLED = 60
-SIDES = (8, 16, 28, 32, 64)
-"""Sides in pixels for training; larger ones are slow without a GPU."""
+SIDES = (8, 16, 28, 32, 64)  # pixels; larger ones are slow without a GPU
 GREY = {"1", "L", "LA", "I", "I;16", "I;16B", "F"}
 LABELS = ("label", "labels", "class", "target", "diagnosis", "y")
 GROUPS = ("group", "hospital", "site", "centre", "center", "client", "silo")
 MAX_CLASSES = 10_000
 ROW_NUMBERS = r"(.*[_ ])?id|index|unnamed: 0"
-CATEGORY = (0.5, 0.5)
-"""Mean and standard deviation for a category, 0 or 1, of data that are elsewhere."""
+CATEGORY = (0.5, 0.5)  # mean and std of a category, 0 or 1, in data that are elsewhere
 MAX_VALUES = 20
 
 
@@ -42,12 +38,12 @@ class OwnData:
     """The user's own data, or the form of data that are elsewhere.
 
     Args:
-        path: the given file or folder, absolute; None: the data are elsewhere.
-        args: the data set's ``data_args``, with ``data_cache_dir`` unless the data are elsewhere.
+        path: absolute; None: the data are elsewhere.
+        args: the data set's parameters.
         shape: of a sample at the network's input.
         groups: names in the order of the groups' numbers; of pictures, also the folders in ``path``.
         samples: number of training samples; 0 if unknown.
-        moments: mean and standard deviation of each channel or feature, if known.
+        moments: of each channel or feature, if known.
     """
 
     dataset: str
@@ -62,10 +58,9 @@ class OwnData:
 
 
 def described(classes: Sequence[str], size: int, columns: str | None, label: str | None) -> OwnData:
-    """Describe data that are elsewhere: pictures of ``size`` pixels, or a table.
+    """Describe pictures of ``size`` pixels, or a table, that are elsewhere; raise MistakesError with all mistakes.
 
-    ``columns``: a table's features, such as ``age,bmi=10..60,sex=f/m``: a number, a number with its range, categories.
-    Raise MistakesError with all mistakes in them.
+    ``columns``: a table's features, such as ``age,bmi=10..60,sex=f/m``.
     """
     if columns is None:
         if label is not None:
@@ -108,17 +103,15 @@ def described(classes: Sequence[str], size: int, columns: str | None, label: str
 
 
 def _range_moments(low: float, high: float) -> tuple[float, float]:
-    """Mean and standard deviation that normalise a range to -2 .. 2."""
     if not -math.inf < low < high < math.inf:
         raise ValueError
-    return (low + high) / 2, (high - low) / 4
+    return (low + high) / 2, (high - low) / 4  # normalises to -2 .. 2
 
 
 def look(path: Path, label: str | None = None, group: str | None = None, classes: Sequence[str] = ()) -> OwnData:
-    """Inspect a folder of pictures, an ``.npz`` file or a table.
+    """Inspect a folder of pictures, an ``.npz`` file or a table; raise LabelSkewError for other data.
 
-    ``label``, ``group``: a table's columns; default: the only one with a usual name. ``classes``: default: those in the
-    data. Raise LabelSkewError if the data have another form, cannot be read, or an option is missing.
+    ``label``, ``group``: a table's columns; default: the only one with a usual name.
     """
     path = Path(os.path.abspath(path.expanduser()))
     if not os.path.exists(path):
@@ -147,7 +140,7 @@ def _pictures(path: Path, classes: Sequence[str]) -> OwnData:
     names = dataset.names(train, test or [])
     side, channels = _sampled(path, [file for file, _ in train])
     size = max((s for s in SIDES if s <= side), default=SIDES[0])
-    args: dict[str, Any] = {"data_cache_dir": str(path), "image_size": size, "channels": channels}
+    args: dict[str, Any] = {"image_size": size, "channels": channels}
     if classes:
         args["class_names"] = names
     notes = (f"pictures: {dataset.layout(groups, names, tests=test is not None)}",)
@@ -156,7 +149,7 @@ def _pictures(path: Path, classes: Sequence[str]) -> OwnData:
 
 
 def _sampled(path: Path, files: Sequence[Path]) -> tuple[float, int]:
-    """From the headers of some pictures: median of the shorter sides, in pixels, and the necessary channels."""
+    """Median of the shorter sides of some pictures, in pixels, and their channels."""
     from PIL import Image
 
     sides, modes = [], set()
@@ -177,7 +170,7 @@ def _archive(path: Path) -> OwnData:
     if path.suffix.lower() != ".npz":
         raise mistake(clean(path), "is neither folder, archive nor table", KINDS)
     arrays = read_archive(path, KNOWN)
-    args: dict[str, Any] = {"data_cache_dir": str(path)}
+    args: dict[str, Any] = {}
     x, notes = arrays.get("x_train", arrays.get("x")), []
     if x is not None and x.ndim == 4 and sum(x.shape[axis] in (1, 3) for axis in (1, 3)) != 1:
         args["layout"] = "nchw" if x.shape[1] <= x.shape[3] else "nhwc"
@@ -190,10 +183,10 @@ def _archive(path: Path) -> OwnData:
 
 def _loaded(name: str, path: Path, args: dict[str, Any], notes: Sequence[str]) -> OwnData:
     plugin = catalog.load("datasets", name)
-    params, lines = mistakes.checked(plugin.Params, {key: args[key] for key in args if key != "data_cache_dir"})
+    params, lines = mistakes.checked(plugin.Params, args)
     if lines:
         raise MistakesError([f"data set {name}: {line}" for line in lines])
-    data: Data = plugin(params).load(Path(args["data_cache_dir"]), download=False, seed=0)
+    data: Data = plugin(params).load(path, download=False, seed=0)
     numbers = [] if data.train.groups is None else np.unique(data.train.groups).tolist()
     groups = [str(data.group_names[g]) if g < len(data.group_names) else str(g) for g in numbers]
     shape, moments = data.train.x.shape[1:], (data.mean, data.std)
@@ -201,7 +194,6 @@ def _loaded(name: str, path: Path, args: dict[str, Any], notes: Sequence[str]) -
 
 
 def _table(path: Path, label: str | None, group: str | None, classes: Sequence[str]) -> OwnData:
-    """Inspect a table without columns that identify or number its rows."""
     catalog.load("datasets", "table")
     columns = header(path)
     label = _column(path, columns, label, LABELS, "--label")
@@ -211,7 +203,7 @@ def _table(path: Path, label: str | None, group: str | None, classes: Sequence[s
         )
     group = _column(path, columns, group, GROUPS, "--group")
     frame = rows(path, columns)
-    args: dict[str, Any] = {"data_cache_dir": str(path), "label": label}
+    args: dict[str, Any] = {"label": label}
     if group is not None:
         args["group"] = group
     if classes:

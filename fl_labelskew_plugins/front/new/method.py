@@ -1,7 +1,5 @@
 """Generate the package of a method: the example ``third_party_method`` under another name."""
 
-from __future__ import annotations
-
 import re
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,15 +10,11 @@ from fl_labelskew_plugins.data.fakes import whole
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe import shipped
 
-LINK = re.compile(r"\[([^]]*)\]\(\.\./\.\./([^)]*)\)")
-"""Link to a document that is not copied."""
+LINK = re.compile(r"\[([^]]*)\]\(\.\./\.\./([^)]*)\)")  # to a document that is not copied
 
 
 def package(name: str, out: Path) -> list[str]:
-    """Write a package to ``out``, new or empty; return the next commands.
-
-    Raise LabelSkewError if the name is invalid or in use, or the folder is not new or empty.
-    """
+    """Write a package to ``out``, and return the next commands; raise LabelSkewError for an invalid name or folder."""
     where = f"method {clean(name, 40)}"
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name):
         rule = "must start with a lowercase letter and contain only lowercase letters, digits and _"

@@ -1,7 +1,5 @@
 """Generate the folders of ``labelskew new`` for the user's own data."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -25,18 +23,15 @@ from fl_labelskew_plugins.recipe import shipped, yaml
 from fl_labelskew_plugins.recipe.schema import json_schema
 from fl_labelskew_plugins.recipe.sections import LEAST_SUMMED
 
-Section = tuple[str, str, dict[str, Any]]
-"""A comment, a section's name and its keys."""
+Section = tuple[str, str, dict[str, Any]]  # comment, name, keys
 MAX_SILOS = 100
-GREY = ([0.449], [0.226])
-"""Mean and standard deviation of ImageNet, averaged over the channels."""
+GREY = ([0.449], [0.226])  # mean and std of ImageNet, averaged over the channels
 ALL_JOIN = 20
-LARGE = 5000
-"""Training samples from which batches are larger and one local epoch is enough."""
+LARGE = 5000  # training samples; then batches are larger, and one local epoch is enough
 
 
 def simulation(data: OwnData, out: Path) -> list[str]:
-    """Write a recipe for all of the data on one machine to ``out``, new or empty; return the next commands."""
+    """Write a recipe for one machine to ``out``, new or empty; return the next commands."""
     many = len(data.groups) > 1
     clients = len(data.groups) if many else 10 if data.samples >= 1000 else 5
     partition: dict[str, Any] = {"partition_method": "natural"}
@@ -47,7 +42,7 @@ def simulation(data: OwnData, out: Path) -> list[str]:
         origin = "The data have no groups, so they are partitioned: the smaller beta, the fewer classes per client."
     sections: list[Section] = [
         ("", "common_args", {"training_type": "simulation", "random_seed": 0}),
-        (_about_data(data), "data_args", {"dataset": data.dataset, **data.args}),
+        (_about_data(data), "data_args", {"dataset": data.dataset, "data_cache_dir": str(data.path), **data.args}),
         (f"{origin} labelskew survey shows the clients' samples per class.", "partition_args", partition),
         *_training(data, clients, "simulation.yaml"),
         ("per_client: also test the model on each client's own test part.", "validation_args", {"per_client": True}),
@@ -63,9 +58,8 @@ def simulation(data: OwnData, out: Path) -> list[str]:
 def federation(data: OwnData, out: Path, silos: int | None, *, secure: bool = False) -> list[str]:
     """Write a federation's recipe, and a file for each silo; return the next commands.
 
-    Each group is a silo; silos of an archive or a table get their rows as files. Without groups, each of ``silos`` has
-    all of the data. Raise LabelSkewError if ``out`` is not new or empty, or the data do not fit ``silos`` or
-    ``secure``.
+    Each group is a silo; without groups, each silo has all of the data. Raise LabelSkewError if ``out`` is not new or
+    empty, or the data do not fit ``silos`` or ``secure``.
     """
     names, where = data.groups if len(data.groups) > 1 else [], clean(data.path)
     if names and silos not in (None, len(names)):
@@ -80,9 +74,9 @@ def federation(data: OwnData, out: Path, silos: int | None, *, secure: bool = Fa
     if secure and len(stems) < LEAST_SUMMED:
         problem = f"{counted(len(stems), 'silo')}, but a sum over fewer than {LEAST_SUMMED} does not hide a silo"
         raise mistake("--secure", problem, f"at least {LEAST_SUMMED} silos, or no --secure")
-    args = {key: value for key, value in data.args.items() if key not in ("data_cache_dir", "group")}
     classes = {"class_names": data.classes} if data.dataset != "npz" else {"classes": len(data.classes)}
-    common = {"dataset": data.dataset, **args, **classes}
+    common = {"dataset": data.dataset, **data.args, **classes}
+    common.pop("group", None)
     form = {**common, "input_shape": [*data.shape]}
     if secure or (data.moments and not data.path):
         form |= _normalisation(data)
@@ -145,7 +139,7 @@ def federation(data: OwnData, out: Path, silos: int | None, *, secure: bool = Fa
 
 
 def _normalisation(data: OwnData) -> dict[str, Any]:
-    """Choose mean and standard deviation without sums from silos; empty if unknown."""
+    """Mean and std without sums from silos; empty if unknown."""
     if data.dataset == "image_folder":
         return {"mean": "imagenet"} if data.shape[0] == 3 else dict(zip(("mean", "std"), GREY, strict=True))
     if data.moments is None:
@@ -155,7 +149,7 @@ def _normalisation(data: OwnData) -> dict[str, Any]:
 
 
 def file_names(names: Sequence[str]) -> list[str]:
-    """Make valid file names without ending from arbitrary names; all different, also if case is ignored.
+    """Valid file names without ending; all different, also if case is ignored.
 
     >>> file_names(["St. Mary's", "north", "../North", "federation", "*", "x-8", "x", "x?"])
     ['St.-Mary-s', 'north', 'North-3', 'federation-4', 'silo-5', 'x-8', 'x', 'x-8-8']
@@ -171,7 +165,7 @@ def file_names(names: Sequence[str]) -> list[str]:
 
 
 def _new_folder(data: OwnData, out: Path) -> AbstractContextManager[Path]:
-    """A context for the new folder, which must not be inside the pictures: it would be read as a class."""
+    """The new folder; inside the pictures, it would be read as a class."""
     if data.dataset == "image_folder" and data.path is not None and out.resolve().is_relative_to(data.path.resolve()):
         raise mistake(clean(out), "is inside the data", "a folder outside of them")
     return whole(out)
@@ -214,27 +208,27 @@ def _training(data: OwnData, clients: int, recipe: str) -> Iterator[Section]:
 
 
 def _places(data: OwnData, stems: Sequence[str], part: Path, out: Path) -> Iterator[str]:
-    """Yield the path of each silo's data; write its rows to ``part``, which becomes ``out``."""
+    """The path of each silo's data; rows are written to ``part``, which becomes ``out``."""
     if data.path is None or len(data.groups) < 2:
-        yield from [data.args.get("data_cache_dir", "")] * len(stems)
+        yield from [str(data.path or "")] * len(stems)
     elif data.dataset == "image_folder":
         yield from [str(data.path / group) for group in data.groups]
     else:
         (part / "data").mkdir()
         split = _split_archive if data.dataset == "npz" else _split_table
-        for file in split(data, [part / "data" / stem for stem in stems]):
+        for file in split(data, data.path, [part / "data" / stem for stem in stems]):
             yield os.path.abspath(out / "data" / file.name)
 
 
-def _split_archive(data: OwnData, paths: Sequence[Path]) -> Iterator[Path]:
+def _split_archive(data: OwnData, source: Path, paths: Sequence[Path]) -> Iterator[Path]:
     """Write each group's samples as an archive; a group without a test part has only ``x`` and ``y``."""
-    arrays = read_archive(Path(data.args["data_cache_dir"]), KNOWN)
+    arrays = read_archive(source, KNOWN)
     train = "_train" if "x_train" in arrays else ""
     labels = arrays[f"y{train}"]  # if they are names, a silo may lack some, so its archive lists all names
     names = arrays.get("class_names", np.unique(labels) if labels.dtype.kind in "US" else np.array(data.classes))
     groups = np.unique(arrays[f"groups{train}"])
     if len(groups) != len(paths):
-        raise mistake(clean(data.path), "has a group that is too small to split off a test part", "larger groups")
+        raise mistake(clean(source), "has a group that is too small to split off a test part", "larger groups")
     for group, path in zip(groups, paths, strict=True):
         rows = {train: arrays[f"groups{train}"] == group}
         if train and "groups_test" in arrays and (test := arrays["groups_test"] == group).any():
@@ -249,8 +243,8 @@ def _split_archive(data: OwnData, paths: Sequence[Path]) -> Iterator[Path]:
         yield file
 
 
-def _split_table(data: OwnData, paths: Sequence[Path]) -> Iterator[Path]:
-    args, source = data.args, Path(data.args["data_cache_dir"])
+def _split_table(data: OwnData, source: Path, paths: Sequence[Path]) -> Iterator[Path]:
+    args = data.args
     frame = table.rows(source, [args["group"], *args["features"], args["label"]])
     groups = table.texts(frame.pop(args["group"]))
     for group, path in zip(data.groups, paths, strict=True):
@@ -278,7 +272,7 @@ def _finish(part: Path, data: OwnData, kind: str, ignored: Sequence[str], **fact
     page = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
     readme = page.from_string(Path(__file__).with_name(f"{kind}.md.j2").read_text("utf-8"))
     example = "/data/table.csv" if data.dataset == "table" else "/data/pictures"
-    place = clean(data.args.get("data_cache_dir", example), 4096)
+    place = clean(data.path or example, 4096)
     facts |= {"data": shlex.quote(place), "example": example}
     (part / "README.md").write_text(readme.render(facts), encoding="utf-8")
     (part / ".gitignore").write_text("".join(f"{line}\n" for line in ignored), encoding="utf-8")

@@ -6,8 +6,8 @@ import pytest
 import torch
 from fl_labelskew_registry import Aggregated, LabelSkewError, catalog
 
-from fl_labelskew_plugins.cli import plugins
 from fl_labelskew_plugins.front import start
+from fl_labelskew_plugins.machine import extras
 from fl_labelskew_plugins.methods.fedlc import FedLC
 from fl_labelskew_plugins.recipe import compatibility, parse
 from fl_labelskew_plugins.runs import session
@@ -28,7 +28,7 @@ device_args: {{threads: 1}}
 
 
 def names(kind):
-    return [entry.name for entry in catalog.entries(kind) if entry.distribution == plugins.OURS]
+    return [entry.name for entry in catalog.entries(kind) if entry.distribution == extras.PACKAGE]
 
 
 @pytest.mark.parametrize("optimizer", names("optimizers"))

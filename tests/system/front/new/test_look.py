@@ -18,7 +18,7 @@ def picture(path, side, mode="L"):
 def test_folders_of_classes(own):
     seen = look(own / "flat")
     assert (seen.dataset, seen.classes, seen.groups, seen.samples) == ("image_folder", CLASSES, [], 60)
-    assert seen.args == {"data_cache_dir": str(own / "flat"), "image_size": 64, "channels": 3}
+    assert (seen.path, seen.args) == (own / "flat", {"image_size": 64, "channels": 3})
     assert seen.shape == (3, 64, 64)
     seen = look(own / "tree")
     hospitals = ["St. Mary's", "north", "south"]
@@ -64,7 +64,7 @@ def test_a_table_next_to_folders_of_pictures_is_not_the_data(tmp_path):
 def test_an_archive(own):
     seen = look(own / "grouped.npz")
     assert (seen.dataset, seen.shape, seen.classes) == ("npz", (1, 8, 8), ["0", "1", "2"])
-    assert seen.args == {"data_cache_dir": str(own / "grouped.npz"), "classes": 3}
+    assert (seen.path, seen.args) == (own / "grouped.npz", {"classes": 3})
     assert (len(seen.groups), seen.samples) == (3, 72)  # a fifth of them are split off
 
 
@@ -79,9 +79,13 @@ def test_channels_of_an_archive_are_derived_from_its_shape(tmp_path, shape, layo
 
 def test_a_table(table, tmp_path):
     seen = look(table)
-    assert (seen.dataset, seen.classes, seen.groups) == ("table", CLASSES, ["coast", "north", "south"])
+    assert (seen.dataset, seen.path, seen.classes, seen.groups) == (
+        "table",
+        table,
+        CLASSES,
+        ["coast", "north", "south"],
+    )
     assert seen.args == {
-        "data_cache_dir": str(table),
         "label": "diagnosis",
         "group": "hospital",
         "features": ["age", "sex", "pressure"],  # and not patient_id
