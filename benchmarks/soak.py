@@ -475,7 +475,7 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="a try with few processes, in half a minute")
     options = parser.parse_args()
     if options.tiny:
-        options.rounds, options.silos, options.every = 4, 2, 1.5
+        options.rounds, options.silos, options.every = 2, 2, 2.0
         options.set.append("train_args.epochs=60")  # else its rounds are over before the first fault
     disks = mounts()
     with contextlib.ExitStack() as stack:
