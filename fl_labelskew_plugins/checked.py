@@ -3,8 +3,6 @@
 :func:`checked` wraps every hook in a :class:`Hook`; ``fl_labelskew_registry.answers`` checks the values.
 """
 
-from __future__ import annotations
-
 import sys
 import sysconfig
 import traceback

@@ -1,7 +1,5 @@
 """Plots of one or several runs. matplotlib is imported only for drawing."""
 
-from __future__ import annotations
-
 import math
 import os
 import statistics

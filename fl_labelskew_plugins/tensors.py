@@ -1,7 +1,5 @@
 """Dictionaries of tensors: types, groups, sizes, files and parts."""
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import errno

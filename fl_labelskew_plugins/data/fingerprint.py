@@ -1,7 +1,5 @@
 """Fingerprints that distinguish samples of data sets with the same name."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

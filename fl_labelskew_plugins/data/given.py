@@ -1,7 +1,5 @@
 """Data sets from Python objects."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any

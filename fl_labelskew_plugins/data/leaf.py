@@ -6,8 +6,6 @@ Caldas et al., "LEAF: A Benchmark for Federated Settings", 2018, https://arxiv.o
 with ``x`` and ``y``. Each user is a group. Test samples of users without training samples stay in the test part.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """Base of all diagnostics."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

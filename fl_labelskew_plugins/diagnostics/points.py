@@ -1,7 +1,5 @@
 """Diagnostics that draw features of test samples at up to three stages of a round: FedRS, FedLC, FedMR and MAP."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

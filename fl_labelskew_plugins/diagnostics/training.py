@@ -1,7 +1,5 @@
 """Diagnostics of local training: FedRS (figure 6), FedLC (definition 3) and FedMR (figure 7)."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar

@@ -1,7 +1,5 @@
 """Diagnostics of uploads and of the global model."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Weighted means and checks of uploads."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 

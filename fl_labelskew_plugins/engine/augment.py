@@ -1,7 +1,5 @@
 """Random augmentation of images, with separate draws for each sample."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -3,8 +3,6 @@
 An interrupted round has no effect: a commit makes all states of a round valid. Files of a checkpoint never change.
 """
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Sequence

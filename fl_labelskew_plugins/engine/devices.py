@@ -1,7 +1,5 @@
 """Assignment of processes to devices."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

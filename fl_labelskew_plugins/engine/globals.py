@@ -1,7 +1,5 @@
 """Process-wide state that a run restores."""
 
-from __future__ import annotations
-
 import contextlib
 import random
 from collections.abc import Iterator

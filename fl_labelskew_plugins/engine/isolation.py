@@ -4,8 +4,6 @@ A changed object would affect only the later clients of this process, and the ru
 changes of the network are undone after each turn, and changed attributes of a plugin end the run.
 """
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import pickle

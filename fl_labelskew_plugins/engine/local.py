@@ -1,7 +1,5 @@
 """Parts of local training that all clients share."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import itertools

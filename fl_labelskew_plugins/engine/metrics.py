@@ -1,7 +1,5 @@
 """Classification measures."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Sequence
 

@@ -7,8 +7,6 @@ that few bits suffice. Rounding to the nearest step lengthens a vector of ``d`` 
 and the noise is scaled to that norm.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

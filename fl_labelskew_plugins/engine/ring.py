@@ -11,8 +11,6 @@ A client encodes tensors as one flat vector; the sum of vectors contains the sum
 Wide numbers come first, then narrow entries, of two bytes with 16 bits and otherwise four.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

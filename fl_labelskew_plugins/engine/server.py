@@ -1,7 +1,5 @@
 """The server's state, and its update by a round's uploads."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch

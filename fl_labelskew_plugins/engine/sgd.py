@@ -1,7 +1,5 @@
 """Local SGD: torch's fused step, without the import of torch's compiler."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -10,8 +10,6 @@ If ``s`` of ``k`` clients take part, the mean is ``k / s`` times the weighted su
 Convergence of FedAvg on Non-IID Data, ICLR 2020, scheme II).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

@@ -5,8 +5,6 @@ Results depend on this number: a convolution's gradients differ in their last di
 ``device_args.threads`` or ``OMP_NUM_THREADS``. ``docs/devices.md`` has measurements.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import os

@@ -1,7 +1,5 @@
 """A client's turn in a round, with the only local training loop."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import itertools

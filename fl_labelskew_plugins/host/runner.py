@@ -5,8 +5,6 @@ test of an aggregator. So the mean of uploads of :func:`pack` contains everythin
 aggregator replaces it by the next message to the clients.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import logging

@@ -1,7 +1,5 @@
 """Configure and start FedML, without its network calls, logger and argv."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import logging

@@ -1,7 +1,5 @@
 """The checked settings, network and data that a FedML script passes to :mod:`.runner`."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from pathlib import Path

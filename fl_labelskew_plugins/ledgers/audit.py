@@ -4,8 +4,6 @@ Each line contains the SHA-256 of the line before it (``before``), also across f
 ``audit-000001.jsonl`` and so on. Only the SHA-256 of the last line, kept elsewhere, shows that last lines are missing.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

@@ -6,8 +6,6 @@ and Wang, ICML 2018). For discrete Gaussian noise only the first applies, which 
 Liu, Steinke, ICML 2021, theorem 1). Sampling does not amplify privacy, because the server knows the selected clients.
 """
 
-from __future__ import annotations
-
 import fcntl
 import importlib.util
 import json

@@ -7,8 +7,6 @@ The paper was not available to us, so no equation numbers are given, and the num
 docs/methods/ccvr.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar
 

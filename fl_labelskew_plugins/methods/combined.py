@@ -1,7 +1,5 @@
 """Combinations of methods: a sequence of calibrations of the logits, and the sum of additive methods' terms."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any

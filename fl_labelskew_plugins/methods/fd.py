@@ -6,8 +6,6 @@ Algorithm 1, federated distillation, without augmentation. Deviations: docs/meth
 outputs from the sum only if its state, that of its last accepted upload, is from the same round.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar
 

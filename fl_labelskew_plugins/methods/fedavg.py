@@ -5,8 +5,6 @@ H. B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Agueera y Arcas. AISTATS 2017
 Algorithm 1, which the hooks' defaults implement.
 """
 
-from __future__ import annotations
-
 from fl_labelskew_registry.contracts import Method
 
 from fl_labelskew_plugins import params

@@ -7,8 +7,6 @@ rows of the classifier's weight. Its rate is ``lambda`` times the learning rate,
 rate of 0.01. Equation 8, for nearest classes, is omitted. Deviations: docs/methods/fedaws.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -7,8 +7,6 @@ docs/methods/feddecorr.md. FedMR's intra-class loss is this regulariser within e
 with one class.
 """
 
-from __future__ import annotations
-
 import torch
 from fl_labelskew_registry.contracts import Batch, ClientView, Method
 from pydantic import Field

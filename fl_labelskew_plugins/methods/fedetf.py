@@ -7,8 +7,6 @@ The paper was not available to us, so no equation numbers are given; the formula
 (ZexiLee/ICCV-2023-FedETF). Deviations: docs/methods/fedetf.md.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

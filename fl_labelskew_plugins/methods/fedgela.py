@@ -6,8 +6,6 @@ The paper was not available to us, so no equation numbers are given; the formula
 (MediaBrain-SJTU/FedGELA). Deviations: docs/methods/fedgela.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Literal
 

@@ -5,8 +5,6 @@ J. Zhang, Z. Li, B. Li, J. Xu, S. Wu, S. Ding, C. Wu. ICML 2022. https://arxiv.o
 Equation 6 (pairwise margin) and equation 7 (calibrated cross-entropy). Deviations: docs/methods/fedlc.md.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

@@ -6,8 +6,6 @@ FedNTD's distillation, without the client's majority labels in the teacher's out
 FedLMD-Tf, which needs no teacher. Deviations: docs/methods/fedlmd.md.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import torch

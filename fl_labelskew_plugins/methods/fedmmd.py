@@ -6,8 +6,6 @@ Bandwidths are relative to the mean distance of features, as in deep adaptation 
 vanish when both models are close and large weights overshoot. Deviations: docs/methods/fedmmd.md.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

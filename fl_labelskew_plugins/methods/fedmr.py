@@ -7,8 +7,6 @@ and 10 (``mu1`` and ``mu2`` per data set), table 5 (prototype privacy) and table
 docs/methods/fedmr.md. Gradients of features that hardly vary grow by up to ``1 / sqrt(eps)``.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import ClassVar, Literal

@@ -6,8 +6,6 @@ Cross-entropy plus a distillation from the server's model over the classes other
 docs/methods/fedntd.md.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

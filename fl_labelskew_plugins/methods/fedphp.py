@@ -6,8 +6,6 @@ MAP's inherited private model without the restricted softmax: one stage; its res
 personalised model.
 """
 
-from __future__ import annotations
-
 from fl_labelskew_registry.contracts import Stage
 
 from fl_labelskew_plugins.methods.map import InheritedPrivateModel, TransferParams

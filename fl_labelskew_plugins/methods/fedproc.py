@@ -6,8 +6,6 @@ Clients send feature sums and sample counts per class, and the server computes g
 docs/methods/fedproc.md. ``schedule: constant`` is for FedMR (tables 9 and 10), best between 1e-5 and 1e-3.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 

@@ -8,8 +8,6 @@ gradient of the personalised one does not reach the generic part. The personalis
 docs/methods/fedrod.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Literal, cast
 

@@ -7,8 +7,6 @@ single client, or ``smoothing = 1e30``, is plain cross-entropy bit for bit, beca
 float64 and rounded once. Deviations: docs/methods/fedshift.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 

@@ -7,8 +7,6 @@ line 15 (vacant-class distillation), lines 16 and 17 (logit suppression) and lin
 docs/methods/fedvls.md. With ``form: paper``, the gradient of the suppression does not vanish for very small logits.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal
 

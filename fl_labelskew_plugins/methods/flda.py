@@ -7,8 +7,6 @@ networks stay equal in a client's first round and the gate does not change: its 
 Deviations: docs/methods/flda.md.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, Literal

@@ -8,8 +8,6 @@ personalised model. Eq. 10 mixes this model into the HPM; with momentum 0 the HP
 Deviations: docs/methods/map.md.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any, Literal

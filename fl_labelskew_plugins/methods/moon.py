@@ -6,8 +6,6 @@ Equation 3 (model-contrastive loss), equation 4 (its sum with cross-entropy) and
 0.5. Deviations: docs/methods/moon.md.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 import torch

@@ -8,8 +8,6 @@ of a client are equally frequent, as with pcdd, all weights are equal and only l
 docs/methods/reweighting.md.
 """
 
-from __future__ import annotations
-
 from fl_labelskew_registry.contracts import Batch, ClientView
 from torch import Tensor
 from torch.nn.functional import cross_entropy

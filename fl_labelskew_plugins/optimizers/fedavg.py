@@ -3,8 +3,6 @@
 H. B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Agueera y Arcas. AISTATS 2017. https://arxiv.org/abs/1602.05629
 """
 
-from __future__ import annotations
-
 from fl_labelskew_registry.contracts import Optimizer
 
 from fl_labelskew_plugins import params

@@ -14,8 +14,6 @@ keeps SCAFFOLD's control variates, adds the mean drift of all clients on the ser
 unequal size. FedMR's tables 9 and 10 have (we assume) ``alpha`` 1e-5 to 0.01 with 10 epochs per round.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -14,8 +14,6 @@ uniform mean.
 FedMR's tables 9 and 10 have ``alpha`` 1e-6 to 1e-4 with 10 local epochs. FedML's FedDyn: docs/mixing.md.
 """
 
-from __future__ import annotations
-
 import torch
 from fl_labelskew_registry.contracts import Aggregated, LocalWork, Optimizer
 from pydantic import Field

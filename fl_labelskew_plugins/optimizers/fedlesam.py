@@ -21,8 +21,6 @@ of ``w``; if gradients are clipped, the clip includes the decay of ``delta_k``. 
 equation numbers are given. FedLESAM-S and FedLESAM-D, which add SCAFFOLD and FedDyn, are omitted.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

@@ -9,8 +9,6 @@ except for rounding. The proximal term of section 5 and the authors' server mome
 A client sends the normalised change: adding it to the start weights would round it before the multiplication.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -5,8 +5,6 @@ T. Li, A. K. Sahu, M. Zaheer, M. Sanjabi, A. Talwalkar, V. Smith. MLSys 2020. ht
 Equation 2: a client minimises ``F_k(w) + mu/2 ||w - w_t||^2``. ``fedprox_mu = 0`` is FedAvg, bit for bit.
 """
 
-from __future__ import annotations
-
 from fl_labelskew_registry.contracts import LocalWork, Optimizer
 from pydantic import Field
 

@@ -13,8 +13,6 @@ available to us, so no equation numbers are given; the formula was compared with
 (which adds 1e-7 or 1e-16 to the norm; here 1e-12). Adaptive SAM (FedASAM) and MoFedSAM are omitted.
 """
 
-from __future__ import annotations
-
 import torch
 from fl_labelskew_registry.contracts import LocalWork, Optimizer
 from pydantic import Field

@@ -22,8 +22,6 @@ is ``server_momentum``; local momentum must be 0. MimeLite is omitted.
 Clipping, and FedML's Mime: docs/mixing.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Literal
 

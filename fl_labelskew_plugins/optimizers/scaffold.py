@@ -13,8 +13,6 @@ mean change of the control variates to ``c`` (line 17). With momentum, ``K`` is 
 gradients, as in FedNova. Weight decay, and FedML's SCAFFOLD: docs/mixing.md.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """Index lists from Python as a partition."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

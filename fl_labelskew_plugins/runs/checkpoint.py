@@ -1,7 +1,5 @@
 """Checkpoint files: the state of a run as tensors and a header."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

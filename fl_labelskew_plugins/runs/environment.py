@@ -1,7 +1,5 @@
 """Versions, processor and memory of a run's process."""
 
-from __future__ import annotations
-
 import contextlib
 import platform
 import resource

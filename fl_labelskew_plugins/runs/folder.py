@@ -1,7 +1,5 @@
 """A run's folder, readable after a kill at any time."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

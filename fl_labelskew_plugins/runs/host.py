@@ -1,7 +1,5 @@
 """A run's interface to its framework."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

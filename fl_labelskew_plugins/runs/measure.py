@@ -1,7 +1,5 @@
 """The main measure of a run, which rates the global model."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Time the batches of a run in one process."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import statistics

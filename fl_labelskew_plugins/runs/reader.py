@@ -1,7 +1,5 @@
 """Read the files of a run's folder."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run in progress and its results."""
 
-from __future__ import annotations
-
 import contextlib
 import csv
 import io

@@ -1,7 +1,5 @@
 """The reference run ``local``: one model per client; measures are means over the clients' models."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

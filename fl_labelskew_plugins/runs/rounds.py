@@ -1,7 +1,5 @@
 """Server-side rounds, the same in every runtime."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol

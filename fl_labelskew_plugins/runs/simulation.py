@@ -1,7 +1,5 @@
 """A federation in one process. Imports no host."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from typing import Any

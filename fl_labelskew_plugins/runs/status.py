@@ -3,8 +3,6 @@
 The process that holds the folder updates it when a run begins and ends, as a server of silos every second.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import threading

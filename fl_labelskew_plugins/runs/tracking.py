@@ -1,7 +1,5 @@
 """Call trackers' hooks so that they cannot end, block or change the run."""
 
-from __future__ import annotations
-
 import json
 import math
 import sys

@@ -1,7 +1,5 @@
 """The options of one run, and the commands that pass them to its other processes."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass

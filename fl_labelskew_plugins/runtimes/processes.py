@@ -1,7 +1,5 @@
 """Start and end the processes of a run together, and prefix their output."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """Buffers for received payloads."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 import mmap

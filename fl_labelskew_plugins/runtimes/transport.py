@@ -1,7 +1,5 @@
 """Messages between processes, their transports, and the content of uploads."""
 
-from __future__ import annotations
-
 import math
 import queue
 import re

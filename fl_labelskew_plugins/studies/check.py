@@ -3,8 +3,6 @@
 They differ if a hook keeps values that runtimes do not share, such as in a global variable.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -3,8 +3,6 @@
 Runs of one kind differ only in their seed and in the sizes of non-zero decimals, such as a learning rate.
 """
 
-from __future__ import annotations
-
 import json
 import statistics
 from collections.abc import Iterator, Sequence

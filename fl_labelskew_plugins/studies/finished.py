@@ -1,7 +1,5 @@
 """Read runs from their folders, and group those that differ only in their seed."""
 
-from __future__ import annotations
-
 import functools
 import json
 import math

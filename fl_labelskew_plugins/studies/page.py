@@ -3,8 +3,6 @@
 ``page.html.j2`` escapes all values from runs; its policy (a ``meta`` element) allows no script and no request.
 """
 
-from __future__ import annotations
-
 import base64
 import math
 import tempfile

@@ -3,8 +3,6 @@
 Incomplete runs are excluded from rows with complete runs. Other rows show them, but are not compared.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import json

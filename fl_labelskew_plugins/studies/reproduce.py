@@ -4,8 +4,6 @@ Each run has its own folder, ``<out>/<recipe>/seed<k>``. With a budget, the firs
 schedule over T rounds.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Measured accuracies, from docs/results.md; ``make generated`` writes them to measured.json."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from functools import cache

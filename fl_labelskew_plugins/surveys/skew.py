@@ -6,8 +6,6 @@ excluded from means. Jimenez-Gutierrez et al. ("A Thorough Assessment of the Non
 2025, https://arxiv.org/abs/2503.17070) also use Hellinger's distance between clients' labels.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

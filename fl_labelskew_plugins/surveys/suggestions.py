@@ -5,8 +5,6 @@ number of clients differs by a factor of at most 2, the share of missing (client
 the ratio of the clients' sizes by a factor of at most 3.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Write one table of all rounds, for a spreadsheet."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Mapping

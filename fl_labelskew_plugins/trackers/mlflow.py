@@ -1,7 +1,5 @@
 """MLflow, in a folder or on a tracking server."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """TensorBoard, with torch's own writer."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Weights & Biases, offline by default."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Evaluate a trained model on other data."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace

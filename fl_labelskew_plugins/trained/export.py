@@ -1,7 +1,5 @@
 """Export trained models as ONNX or as torch's pt2."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

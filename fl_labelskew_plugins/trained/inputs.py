@@ -1,7 +1,5 @@
 """Read inputs of a model in batches: pictures, arrays and tables."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby

@@ -1,7 +1,5 @@
 """Check before the first round that every worker has the server's recipe, data and package versions."""
 
-from __future__ import annotations
-
 import json
 import socket
 from collections import Counter

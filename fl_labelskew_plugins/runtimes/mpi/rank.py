@@ -1,7 +1,5 @@
 """A process of ``mpirun``: its start, its connection to the launching process, and its end."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import os

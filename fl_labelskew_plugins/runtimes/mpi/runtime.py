@@ -4,8 +4,6 @@ It assigns one client at a time, the largest first, so that no worker idles. It 
 clients, as in one process; at most :attr:`MPIServer.room` early uploads wait in memory.
 """
 
-from __future__ import annotations
-
 import math
 import tempfile
 from collections.abc import Iterator, Sequence

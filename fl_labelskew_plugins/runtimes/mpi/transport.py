@@ -3,8 +3,6 @@
 MPI's blocking calls keep a core busy. Here a waiting process polls, ever more rarely while nothing arrives.
 """
 
-from __future__ import annotations
-
 import os
 import queue
 import time

@@ -3,8 +3,6 @@
 gRPC has one limit for all connections, so idle ones could block the silos. It does not report failed handshakes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import resource

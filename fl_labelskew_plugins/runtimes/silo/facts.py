@@ -1,7 +1,5 @@
 """Facts that silos send about their data, the server's census of them, and settings that all share."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Rate-limited log lines about peers."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable

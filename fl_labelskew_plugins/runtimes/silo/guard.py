@@ -1,7 +1,5 @@
 """Enforces a silo's policy, and counts answers across processes and runs."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterable, Mapping

@@ -3,8 +3,6 @@
 The server skips a silo that stays away longer than ``reconnect_s`` or misses a deadline, until it sends something.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import time

@@ -3,8 +3,6 @@
 An update may still be as large as ``ratio`` medians in any direction.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Messages are cut into chunks, so that only the receiver's ``limits`` bound their
 allocated for them, and never unpickled.
 """
 
-from __future__ import annotations
-
 import hashlib
 import mmap
 import queue

@@ -3,8 +3,6 @@
 Silos train and report that they are ready. Then :mod:`.secure` computes the sum of their vectors.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json

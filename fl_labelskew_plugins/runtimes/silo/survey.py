@@ -4,8 +4,6 @@ A silo answers only with ``--survey``, and if its policy allows it. Its counts h
 of its policy if that is stronger.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping
 from dataclasses import replace

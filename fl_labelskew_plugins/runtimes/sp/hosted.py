@@ -1,7 +1,5 @@
 """Single-process rounds inside FedML, the host."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from fedml.simulation.sp.fedavg.fedavg_api import FedAvgAPI

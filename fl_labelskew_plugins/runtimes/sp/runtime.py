@@ -1,7 +1,5 @@
 """Single-process simulation (``backend: sp``)."""
 
-from __future__ import annotations
-
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.reference import LocalTraining
 from fl_labelskew_plugins.runs.session import Session

@@ -1,7 +1,5 @@
 """The grid of a sweep: its runs, their names, folders and states."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

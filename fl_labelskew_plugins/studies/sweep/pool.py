@@ -4,8 +4,6 @@ Each run is forked from a process that has imported the host, which takes second
 killed run aborts all others.
 """
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os

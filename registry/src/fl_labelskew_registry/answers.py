@@ -3,8 +3,6 @@
 Fast enough for each batch; runs and plugin tests call :func:`problem`.
 """
 
-from __future__ import annotations
-
 import inspect
 import re
 import sys

@@ -1,7 +1,5 @@
 """List plugins without importing them, and load a plugin by name."""
 
-from __future__ import annotations
-
 import inspect
 import os
 import sys

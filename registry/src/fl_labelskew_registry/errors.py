@@ -1,7 +1,5 @@
 """Errors for users."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import TypeVar
 

@@ -1,7 +1,5 @@
 """Base class of all plugins."""
 
-from __future__ import annotations
-
 from typing import Any, ClassVar
 
 

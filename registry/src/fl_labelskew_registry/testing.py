@@ -9,8 +9,6 @@ Traceback (most recent call last):
 AssertionError: Plain.calibrate returned a tensor of shape (); expected shape (4, 3)
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ a round only over one set, and adds the same vector to all of them. With noise, 
 to the ledger. Numbers of right answers change little between rounds, so their sums are over all silos of the opening.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A silo's side of secure sums over the network."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """The server's side of secure sums over the network."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

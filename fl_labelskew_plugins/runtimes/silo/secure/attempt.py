@@ -1,7 +1,5 @@
 """One attempt at a secure sum; keys, masks and signatures are bound to it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection
 from dataclasses import asdict, dataclass

@@ -1,7 +1,5 @@
 """Secrets, keys derived from them (P-256, HKDF), and masks as long as a vector (ChaCha20)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

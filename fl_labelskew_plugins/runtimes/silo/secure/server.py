@@ -1,7 +1,5 @@
 """The server's part in a secure sum."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 
 import numpy as np

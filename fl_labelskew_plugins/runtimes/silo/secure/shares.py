@@ -6,8 +6,6 @@ publishes a commitment ``f_j G`` to each coefficient ``f_j``. Everybody can chec
 ``x^j f_j G``. Shares that match the same commitments belong to one secret.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Messages of the protocol's steps as tensors: ``{rank: bytes}``, and vectors of a ring."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch
