@@ -91,8 +91,8 @@ class Line:
         self._port, self.up, self._ends = port, True, set[socket.socket]()
         self.flows = threading.Event()
         self.flows.set()
-        self._door = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._door.getsockname()[1]}"
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._serve, daemon=True).start()
 
     def cut(self) -> None:
@@ -104,7 +104,7 @@ class Line:
 
     def _serve(self) -> None:
         while True:
-            inner, _ = self._door.accept()
+            inner, _ = self._listener.accept()
             threading.Thread(target=self._carry, args=(inner,), daemon=True).start()
 
     def _carry(self, inner: socket.socket) -> None:

@@ -273,9 +273,9 @@ class Forker:
         self.environment.pop("MEASURED", None)
         self.ended, self.started = {}, []
         assert self.process.stdout.readline() == "ready\n"
-        self._reports, self._door, self._turn = os.fdopen(reports), socket.socket(socket.AF_UNIX), threading.Lock()
-        self._door.bind("")  # a name that the system makes up, and no file
-        self._door.listen(64)
+        self._reports, self._listener, self._turn = os.fdopen(reports), socket.socket(socket.AF_UNIX), threading.Lock()
+        self._listener.bind("")  # a name that the system makes up, and no file
+        self._listener.listen(64)
         threading.Thread(target=self._listen, daemon=True).start()
         threading.Thread(target=self._admit, daemon=True).start()
 
@@ -291,9 +291,9 @@ class Forker:
 
     def forked_python(self):
         """Variables for forked_python.py."""
-        from forked_python import DOOR, REAL
+        from forked_python import FORKER, REAL
 
-        return {DOOR: self._door.getsockname()[1:].decode(), REAL: sys.executable}
+        return {FORKER: self._listener.getsockname()[1:].decode(), REAL: sys.executable}
 
     def fork(self, **order):
         with self._turn:
@@ -308,7 +308,7 @@ class Forker:
         root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
         command = ["mpirun", *root, "--oversubscribe", "--bind-to", "none", *options, "-np", ranks]
         command += [sys.executable, "-ES", HELPERS / "mpi_rank.py"]
-        command += [self._door.getsockname()[1:].decode(), script or "", *argv]
+        command += [self._listener.getsockname()[1:].decode(), script or "", *argv]
         env = self.environment | {"OMPI_MCA_btl_tcp_if_include": "127.0.0.1/8"}  # as launch.py has it
         env |= environment or {}
         return subprocess.run(
@@ -317,7 +317,7 @@ class Forker:
 
     def _admit(self):
         while True:
-            peer, _ = self._door.accept()
+            peer, _ = self._listener.accept()
             threading.Thread(target=self._play, args=(peer,), daemon=True).start()
 
     def _play(self, peer):

@@ -24,7 +24,7 @@ from fl_labelskew_plugins.engine.aggregate import (
 from fl_labelskew_plugins.engine.isolation import Unchanged
 from fl_labelskew_plugins.engine.local import LocalResult, closes
 from fl_labelskew_plugins.engine.ring import Vector
-from fl_labelskew_plugins.engine.sums import VECTOR, Sums, arrived
+from fl_labelskew_plugins.engine.sums import VECTOR, Sums, as_vector
 from fl_labelskew_plugins.ops import added
 from fl_labelskew_plugins.optimizers.fedavg import FedAvgOptimizer
 from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, group, joined, rest
@@ -72,7 +72,7 @@ class Server:
             vector = self.sums.opening.zeros()
             for opening in openings:
                 self.sums.check(opening.tensors, self.sums.opening, where=f"opening of {self.name(opening.id)}")
-                self.sums.opening.add(vector, arrived(opening.tensors[VECTOR]))
+                self.sums.opening.add(vector, as_vector(opening.tensors[VECTOR]))
                 clients.append(opening.id)
             if clients:
                 self.open_sum(vector, clients)
@@ -144,7 +144,7 @@ class Server:
             vector = self.sums.round.zeros()
             for client, result in uploads:
                 participants.append(client)
-                self.sums.round.add(vector, arrived(result.upload[VECTOR]))
+                self.sums.round.add(vector, as_vector(result.upload[VECTOR]))
                 del result
             return self.run_sum(participants, vector, round=round)
         shares = [0.0] * len(clients) if self.declared else self.shares(sizes)

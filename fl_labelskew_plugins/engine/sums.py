@@ -159,7 +159,7 @@ class Sums:
         if self.noise is not None:
             assert result.noise_seed is not None  # set by a turn in this process
             vector = self.noisy(vector, seeds.noise_generator(result.noise_seed, "noise of a sum", round, client))
-        upload = {VECTOR: travelling(vector)}
+        upload = {VECTOR: as_tensor(vector)}
         return replace(result, upload=upload, contributions={}, loss_terms={}, personalised=None, noise_seed=None)
 
     # server side
@@ -204,13 +204,13 @@ class Sums:
         return mean, of_method, measured
 
 
-def travelling(vector: Vector) -> Tensor:
+def as_tensor(vector: Vector) -> Tensor:
     """A vector as signed integers, the only integer type on the wire."""
     return torch.from_numpy(vector.view(f"i{vector.itemsize}"))
 
 
-def arrived(tensor: Tensor) -> Vector:
-    """The vector from a tensor of :func:`travelling`."""
+def as_vector(tensor: Tensor) -> Vector:
+    """The vector from a tensor of :func:`as_tensor`."""
     return tensor.cpu().numpy().view(f"u{tensor.element_size()}")
 
 

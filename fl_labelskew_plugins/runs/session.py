@@ -24,7 +24,7 @@ from fl_labelskew_plugins.engine import devices, threads
 from fl_labelskew_plugins.engine.aggregate import check_extra
 from fl_labelskew_plugins.engine.local import LocalSettings, LocalTrainer, snapshot, with_shared
 from fl_labelskew_plugins.engine.samples import samples
-from fl_labelskew_plugins.engine.sums import VECTOR, Sums, travelling
+from fl_labelskew_plugins.engine.sums import VECTOR, Sums, as_tensor
 from fl_labelskew_plugins.engine.turn import Turn
 from fl_labelskew_plugins.machine.place import available_cores, mpi_rank, place_on_node
 from fl_labelskew_plugins.machine.text import counted, few
@@ -105,7 +105,7 @@ class Session:
         check_extra(tensors, shapes, where=f"opening of {self.trainer.name(client)}")
         if self.sums is not None:
             vector = self.sums.opened(client, tensors, self.reported_tests(client))
-            tensors = {VECTOR: travelling(vector)}
+            tensors = {VECTOR: as_tensor(vector)}
         return Contribution(client, tensors)
 
     def reported_tests(self, client: int) -> int:

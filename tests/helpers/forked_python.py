@@ -9,12 +9,12 @@ import os
 import signal
 import sys
 
-REAL, DOOR = "FORKED_PYTHON_REAL", "FORKED_PYTHON_DOOR"
+REAL, FORKER = "FORKED_PYTHON_REAL", "FORKED_PYTHON_FORKER"
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def forked(door, order):
-    """Exit code of a process that the forker at ``door`` has started for this one."""
+def forked(address, order):
+    """Exit code of a process that the forker at ``address`` has started for this one."""
     import json
     import socket
 
@@ -25,7 +25,7 @@ def forked(door, order):
     signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)
     order |= {"process": os.getpid(), "cwd": os.getcwd(), "environment": dict(os.environ)}
     with socket.socket(socket.AF_UNIX) as forker:
-        forker.connect("\0" + door)
+        forker.connect("\0" + address)
         forker.sendall(json.dumps(order).encode() + b"\n")
         answers = forker.makefile()
         pid = int(answers.readline())
@@ -38,7 +38,7 @@ def forked(door, order):
 
 def main():
     if sys.argv[1:3] == ["-m", "fl_labelskew_plugins.cli.main"]:
-        code = forked(os.environ[DOOR], {"argv": sys.argv[3:]})
+        code = forked(os.environ[FORKER], {"argv": sys.argv[3:]})
         if code < 0:
             os.kill(os.getpid(), -code)
         sys.exit(code)

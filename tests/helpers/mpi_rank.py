@@ -1,9 +1,9 @@
-"""What mpirun starts for a rank: a fork of forker.py does the work. Arguments: DOOR SCRIPT ARGUMENTS."""
+"""What mpirun starts for a rank: a fork of forker.py does the work. Arguments: FORKER SCRIPT ARGUMENTS."""
 
 import sys
 
 from forked_python import forked
 
-_, door, script, *argv = sys.argv
-code = forked(door, {"script": script, "argv": argv})
+_, address, script, *argv = sys.argv
+code = forked(address, {"script": script, "argv": argv})
 sys.exit(code if code >= 0 else 128 - code)

@@ -53,13 +53,13 @@ class Proxy:
         self.sent, self.received = [], []
         self.open = []
         self.up, self.last, self.cuts = True, b"", 0
-        self.door = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self.door.getsockname()[1]}"
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
         threading.Thread(target=self._serve, daemon=True).start()
 
     def _serve(self):
         while True:
-            inner, _ = self.door.accept()
+            inner, _ = self.listener.accept()
             host, port = self.target.split(":")
             try:
                 if not self.up:

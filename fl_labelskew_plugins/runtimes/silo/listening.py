@@ -15,8 +15,8 @@ from fl_labelskew_registry import mistake
 
 from fl_labelskew_plugins.ledgers.audit import Audit
 from fl_labelskew_plugins.recipe import addresses, compatibility
-from fl_labelskew_plugins.runtimes.silo import door, keys, streams
-from fl_labelskew_plugins.runtimes.silo.door import Door
+from fl_labelskew_plugins.runtimes.silo import connection_limit, keys, streams
+from fl_labelskew_plugins.runtimes.silo.connection_limit import ConnectionLimit
 from fl_labelskew_plugins.runtimes.spool import Spool
 from fl_labelskew_plugins.runtimes.transport import Kind, Message, Transport
 from fl_labelskew_plugins.runtimes.wire import Buffer, Header, WireError
@@ -68,7 +68,7 @@ class _Connection:
         self.outbox = streams.Outbox(audit, lambda: {"rank": self.rank, **self.known})
         self.greeted = self.closed = self.ended = self.receiving = False
         self.peer = ""
-        """Its address for :class:`.Door`, once its certificate is checked."""
+        """Its address for :class:`.ConnectionLimit`, once its certificate is checked."""
 
     def close(self, code: Any, reason: str) -> None:
         """End the stream with a reason for the peer."""
@@ -125,12 +125,12 @@ class ServerTransport(Transport):
         self._present: dict[int, _Connection] = {}
         self._open: dict[int, _Connection] = {}
         self._shown: dict[int, bytes] = {}
-        places = door.places()
-        self._door = Door(places, self._report_failed, tls=tls is not None)
+        places = connection_limit.places()
+        self._limit = ConnectionLimit(places, self._report_failed, tls=tls is not None)
         self._server = _server(self._stream, silos, places)
-        self.address = _listen(self._server, host, port, tls, self._door.knock)
+        self.address = _listen(self._server, host, port, tls, self._limit.connected)
         self._server.start()
-        self._door.open(addresses.split(self.address)[1])
+        self._limit.open(addresses.split(self.address)[1])
 
     def send_message(self, msg: Message) -> None:
         """Queue a message for a connected silo. Its tensors must not change while they are sent."""
@@ -143,7 +143,7 @@ class ServerTransport(Transport):
     def stop_receive_message(self) -> None:
         """Send queued messages, then close all connections."""
         super().stop_receive_message()
-        self._door.close()
+        self._limit.close()
         ended = self._server.stop(3600)
         with self._lock:
             outboxes = [connection.outbox for connection in self._connections]
@@ -198,7 +198,7 @@ class ServerTransport(Transport):
         if not refusal and self.revoked is not None and (refusal := self.revoked.barred(connection.certificate)):
             silent = []
         looked = any(key == streams.LOOKED for key, _ in context.invocation_metadata())
-        self._door.enter(context.peer(), member=not refusal, looked=looked)
+        self._limit.begin_stream(context.peer(), member=not refusal, looked=looked)
         if not refusal:
             connection.peer = context.peer()
         for oldest in silent[: -SILENT if rank else -2 * self.silos - 16]:
@@ -315,7 +315,7 @@ class ServerTransport(Transport):
             self._connections.pop(connection, None)
             self._leave(connection)
         if connection.peer:
-            self._door.leave(connection.peer)
+            self._limit.end_stream(connection.peer)
         connection.outbox.close(flush=False)
 
     def _report_failed(self, count: int) -> None:
@@ -355,9 +355,9 @@ def _server(stream: Callable[[Iterator[bytes], Any], Iterator[bytes]], silos: in
             ("grpc.so_reuseport", 0),
             ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
             ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-            # without a stream; Door may close such connections earlier
+            # without a stream; ConnectionLimit may close such connections earlier
             ("grpc.max_connection_idle_ms", 10_000),
-            ("grpc.server_handshake_timeout_ms", int(1000 * door.HANDSHAKE_S)),
+            ("grpc.server_handshake_timeout_ms", int(1000 * connection_limit.HANDSHAKE_S)),
             ("grpc.max_concurrent_streams", 2),
             ("grpc.max_allowed_incoming_connections", places),
         ],
@@ -369,15 +369,15 @@ def _server(stream: Callable[[Iterator[bytes], Any], Iterator[bytes]], silos: in
     return server
 
 
-def _listen(server: Any, host: str, port: int, tls: keys.Files | None, knock: Callable[[], None]) -> str:
-    """Let a gRPC server listen; return its address. ``knock``: called before each handshake."""
+def _listen(server: Any, host: str, port: int, tls: keys.Files | None, connected: Callable[[], None]) -> str:
+    """Let a gRPC server listen; return its address. ``connected``: called before each handshake."""
     address = addresses.join(host, port)
     try:
         if tls is None:
             return addresses.join(host, server.add_insecure_port(address))
         grpc = compatibility.grpc()
         configuration = grpc.ssl_server_certificate_configuration([(tls.key, tls.certificate)], tls.ca)
-        credentials = grpc.dynamic_ssl_server_credentials(configuration, knock, require_client_authentication=True)
+        credentials = grpc.dynamic_ssl_server_credentials(configuration, connected, require_client_authentication=True)
         return addresses.join(host, server.add_secure_port(address, credentials))
     except RuntimeError:  # gRPC gives no reason
         problem, use = "it cannot be bound", "a free port of this machine"

@@ -21,7 +21,7 @@ from fl_labelskew_plugins.engine import metrics
 from fl_labelskew_plugins.engine.aggregate import check_upload
 from fl_labelskew_plugins.engine.local import LocalResult
 from fl_labelskew_plugins.engine.ring import Ring, Vector
-from fl_labelskew_plugins.engine.sums import VECTOR, Sums, arrived, travelling
+from fl_labelskew_plugins.engine.sums import VECTOR, Sums, as_tensor, as_vector
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.files import read_text
 from fl_labelskew_plugins.machine.text import counted
@@ -413,7 +413,7 @@ class SummedAnswers(Answers):
             self.unchanged(error, NOISE)
             vector = sums.round.zeros()
             vector[:] = 0  # touch the memory now, not later
-        return LocalResult({VECTOR: travelling(vector)}, {}, {}, {})
+        return LocalResult({VECTOR: as_tensor(vector)}, {}, {}, {})
 
     def send(self, round: int, result: LocalResult) -> None:
         """Report that this silo is ready.
@@ -471,7 +471,7 @@ class SummedAnswers(Answers):
         sums = sums_of(session)
         if round == OPENING:
             if self._opening is None:
-                self._opening = arrived(self.silo.opening(session)[VECTOR])
+                self._opening = as_vector(self.silo.opening(session)[VECTOR])
             return sums.opening, self._opening, ""
         if round < OPENING:
             if self._tested is None or self._tested[0] != round or sums.right is None:
@@ -479,7 +479,7 @@ class SummedAnswers(Answers):
             return sums.right, *self._tested[1:]
         if upload is None or upload[0] != round:
             return None
-        return sums.round, arrived(upload[1].upload[VECTOR]), self._question
+        return sums.round, as_vector(upload[1].upload[VECTOR]), self._question
 
     def _noisy(self, part: SiloRound, vector: Vector) -> Vector:
         """Add this attempt's noise to a vector, and charge the ledger."""

@@ -9,7 +9,7 @@ from fl_labelskew_registry import RunError
 from recipe_texts import SKEWED
 from rounds import LocalFederation
 
-from fl_labelskew_plugins.engine.sums import VECTOR, arrived, travelling
+from fl_labelskew_plugins.engine.sums import VECTOR, as_tensor, as_vector
 from fl_labelskew_plugins.methods.fedmr import FedMR
 
 SECURE = "comm_args.secure_aggregation=true"
@@ -104,8 +104,8 @@ def test_only_the_vector_leaves_a_client():
     assert sealed.upload[VECTOR].dtype == torch.int16
     assert (sealed.contributions, sealed.loss_terms, sealed.personalised) == ({}, {}, None)
     ring = run.made.sums.round
-    vector = arrived(sealed.upload[VECTOR])
-    assert torch.equal(travelling(vector), sealed.upload[VECTOR])
+    vector = as_vector(sealed.upload[VECTOR])
+    assert torch.equal(as_tensor(vector), sealed.upload[VECTOR])
     sums = ring.decode(vector)
     assert torch.equal(sums["method/counts"], run.made.counts[client].double())
 

@@ -8,7 +8,7 @@ from fl_labelskew_registry import LabelSkewError, RunError
 from torch import Tensor
 
 from fl_labelskew_plugins.engine.ring import Ring, Vector
-from fl_labelskew_plugins.engine.sums import travelling
+from fl_labelskew_plugins.engine.sums import as_tensor
 from fl_labelskew_plugins.ledgers.audit import Audit
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.runtimes.silo.secure import wire
@@ -104,7 +104,7 @@ class SiloSums:
             contribution = self.vector(round)
             if contribution is None or contribution[2] != attempt.question:
                 raise SitsOutError(f"{attempt.where}: this silo has nothing to send any more")
-            return {wire.VECTOR: travelling(part.mask(contribution[1], sharing))}
+            return {wire.VECTOR: as_tensor(part.mask(contribution[1], sharing))}
         texts = wire.texts(tensors, attempt)
         if kind == Kind.SHARES:
             sealed, commitments = part.share(texts)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fl_labelskew_plugins.engine.ring import Vector
-from fl_labelskew_plugins.engine.sums import arrived
+from fl_labelskew_plugins.engine.sums import as_vector
 from fl_labelskew_plugins.runtimes.silo.secure.attempt import Attempt
 from fl_labelskew_plugins.runtimes.transport import Kind
 
@@ -48,4 +48,4 @@ def vector(received: Mapping[str, Tensor], attempt: Attempt) -> Vector:
     value = received.get(VECTOR)
     if value is None or len(received) != 1 or value.dtype not in (torch.int16, torch.int32):
         raise attempt.error(f"the {VECTOR} is missing or of another type")
-    return arrived(value)
+    return as_vector(value)

@@ -171,7 +171,7 @@ def test_a_silo_that_checks_the_server_first_is_not_counted_as_a_stranger(start,
     server = start()
     start.silo(server.transport.address, 1).wait(Kind.JOINED)
     server.wait(Kind.HELLO)
-    assert not server.transport._door._handshakes  # of which those are told that have come to nothing
+    assert not server.transport._limit._handshakes  # of which those are told that have come to nothing
 
 
 def test_a_certificate_may_be_created_while_the_server_waits(start, folder, tmp_path):

@@ -25,7 +25,7 @@ from fl_labelskew_registry import LabelSkewError, RunError
 
 from fl_labelskew_plugins.ledgers.audit import Audit
 from fl_labelskew_plugins.runtimes import wire
-from fl_labelskew_plugins.runtimes.silo import certs, door, listening, streams
+from fl_labelskew_plugins.runtimes.silo import certs, connection_limit, listening, streams
 from fl_labelskew_plugins.runtimes.silo.connecting import FROM_SERVER, SiloTransport, in_words
 from fl_labelskew_plugins.runtimes.silo.keys import Files
 from fl_labelskew_plugins.runtimes.silo.listening import FROM_SILOS, UNREAD, DaemonThreads, ServerTransport
@@ -538,7 +538,7 @@ def files(certificates, name, ca=None):
 
 def test_connections_that_show_no_certificate_are_counted(start, certificates, others, monkeypatch):
     for name, seconds in {"HANDSHAKE_S": 1.0, "LATE_S": 0.5, "TELL_S": 0.5}.items():
-        monkeypatch.setattr(door, name, seconds)
+        monkeypatch.setattr(connection_limit, name, seconds)
     server, silo = pair(start, tls=True)
     host, port = server.transport.address.split(":")
     for _ in range(20):

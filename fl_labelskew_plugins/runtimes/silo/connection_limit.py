@@ -53,13 +53,13 @@ def places() -> int:
     return PLACES if soft == resource.RLIM_INFINITY else min(PLACES, max(soft - OTHER_FILES, soft // 2))
 
 
-class Door:
+class ConnectionLimit:
     """Shuts down connections without a stream at one port: after a while, or earlier if they are many.
 
     Args:
         places: maximum connections of gRPC.
         report: called at most once per minute with the number of failed connections.
-        tls: whether :meth:`knock` reports each connection. If so, those without a stream in time have failed; else
+        tls: whether :meth:`connected` reports each connection. If so, those without a stream in time have failed; else
             those that were shut down here.
     """
 
@@ -75,17 +75,17 @@ class Door:
     def open(self, port: int) -> None:
         """Start watching."""
         self._port = port
-        threading.Thread(target=self._watch, name="door", daemon=True).start()
+        threading.Thread(target=self._watch, name="connection-limit", daemon=True).start()
 
     def close(self) -> None:
         """Stop watching."""
         self._closed.set()
 
-    def knock(self) -> None:
+    def connected(self) -> None:
         """Note a new connection, before its handshake."""
         self._handshakes.append(time.monotonic())
 
-    def enter(self, peer: str, *, member: bool, looked: bool) -> None:
+    def begin_stream(self, peer: str, *, member: bool, looked: bool) -> None:
         """Note the start of a stream of ``peer``, as gRPC names it.
 
         ``member``: the stream protects its connection; ``looked``: the peer connected before to check this server's
@@ -98,7 +98,7 @@ class Door:
             if member:
                 self._streams[address] += 1
 
-    def leave(self, peer: str) -> None:
+    def end_stream(self, peer: str) -> None:
         """Note the end of a stream."""
         with self._lock:
             self._streams -= Counter([of_peer(peer)])

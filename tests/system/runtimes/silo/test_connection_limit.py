@@ -12,8 +12,8 @@ import pytest
 from federations import wait_until
 
 from fl_labelskew_plugins.recipe.addresses import of_peer
-from fl_labelskew_plugins.runtimes.silo import certs, door, listening
-from fl_labelskew_plugins.runtimes.silo.door import Door, Stranger
+from fl_labelskew_plugins.runtimes.silo import certs, connection_limit, listening
+from fl_labelskew_plugins.runtimes.silo.connection_limit import ConnectionLimit, Stranger
 from fl_labelskew_plugins.runtimes.silo.listening import SILENT
 from fl_labelskew_plugins.runtimes.silo.streams import METHOD, SERVICE
 from fl_labelskew_plugins.runtimes.transport import Kind
@@ -75,10 +75,10 @@ def crowd():
 
 
 def test_too_many_connections_close_those_without_a_stream(start, crowd, monkeypatch):
-    monkeypatch.setattr(door, "PLACES", 80)
-    monkeypatch.setattr(door, "GRACE_S", 0.3)
-    monkeypatch.setattr(door, "HANDSHAKE_S", 0.5)
-    monkeypatch.setattr(door, "LOOK_S", 0.05)
+    monkeypatch.setattr(connection_limit, "PLACES", 80)
+    monkeypatch.setattr(connection_limit, "GRACE_S", 0.3)
+    monkeypatch.setattr(connection_limit, "HANDSHAKE_S", 0.5)
+    monkeypatch.setattr(connection_limit, "LOOK_S", 0.05)
     server = start()
     silo = start.silo(server.address, 1)
     strangers = crowd(server.address, 60)  # of one address 20 may stay
@@ -96,8 +96,8 @@ def test_too_many_connections_close_those_without_a_stream(start, crowd, monkeyp
 
 
 def test_a_connection_without_a_stream_is_closed_after_a_while(start, monkeypatch):
-    monkeypatch.setattr(door, "WAIT_S", 0.3)
-    monkeypatch.setattr(door, "LOOK_S", 0.05)
+    monkeypatch.setattr(connection_limit, "WAIT_S", 0.3)
+    monkeypatch.setattr(connection_limit, "LOOK_S", 0.05)
     server = start()
     silo = start.silo(server.address, 1)
     host, port = server.address.split(":")
@@ -118,7 +118,7 @@ def strangers(**hosts):
 
 
 def test_the_address_with_most_connections_loses_its_oldest():
-    crowd = Door(16, print, tls=False)._excess  # 4 of one address, 8 in all
+    crowd = ConnectionLimit(16, print, tls=False)._excess  # 4 of one address, 8 in all
     gone = lambda **hosts: [(s.host, s.since) for s in crowd(strangers(**hosts))]  # noqa: E731
     assert gone(a=range(4), b=range(4)) == []
     assert gone(a=range(6), b=[7]) == [("a", 0), ("a", 1)]
@@ -144,8 +144,12 @@ def test_the_limit_of_connections_follows_the_limit_of_open_files():
     old = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (256, old[1]))
-        assert door.places() == min(door.PLACES, max(old[1] - door.OTHER_FILES, old[1] // 2))
-        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(old[1], door.PLACES + door.OTHER_FILES)
+        assert connection_limit.places() == min(
+            connection_limit.PLACES, max(old[1] - connection_limit.OTHER_FILES, old[1] // 2)
+        )
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(
+            old[1], connection_limit.PLACES + connection_limit.OTHER_FILES
+        )
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, old)
 
