@@ -6,7 +6,7 @@ from pathlib import Path
 
 RANKS = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"), ("PMIX_RANK", "SLURM_NTASKS"))
 """Variables of Open MPI, MPICH and Slurm with rank and number of processes."""
-DOOR = "FL_LABELSKEW_DOOR"  # environment variable with the socket of runtimes/mpi/launch.py
+LAUNCHER = "FL_LABELSKEW_LAUNCHER"  # environment variable with the socket of runtimes/mpi/launch.py
 
 
 def mpi_rank() -> tuple[int, int] | None:
@@ -60,4 +60,4 @@ def proc_entry(file: str, name: str) -> str:
 
 def launched() -> bool:
     """Whether :mod:`.runtimes.mpi.launch` started this rank."""
-    return DOOR in os.environ
+    return LAUNCHER in os.environ

@@ -21,7 +21,7 @@ from pathlib import Path
 from fl_labelskew_registry import LabelSkewError, RunError, mistake
 
 from fl_labelskew_plugins.machine.extras import OPEN_MPI
-from fl_labelskew_plugins.machine.place import DOOR, RANKS, mpi_rank
+from fl_labelskew_plugins.machine.place import LAUNCHER, RANKS, mpi_rank
 from fl_labelskew_plugins.machine.signals import ENDING, handled, terminal_closed
 from fl_labelskew_plugins.machine.typed import RESUME
 
@@ -89,7 +89,7 @@ def _environment(path: str) -> dict[str, str]:
     # inside `mpirun -np 1`, its variables would confuse the second mpirun
     kept = {k: v for k, v in os.environ.items() if not (inner and k.startswith(("OMPI_", "PMIX_", "PMI_")))}
     # unlike the console script, `python -m` would import modules from the current folder
-    return kept | {DOOR: path, "PYTHONSAFEPATH": "1"}
+    return kept | {LAUNCHER: path, "PYTHONSAFEPATH": "1"}
 
 
 class MPIJob:
@@ -108,7 +108,7 @@ class MPIJob:
         self._steps = 0
         self._selector = selectors.DefaultSelector()
         self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(environment[DOOR])
+        self._listener.bind(environment[LAUNCHER])
         self._listener.listen(128)
         self._selector.register(self._listener, selectors.EVENT_READ, self._admit)
         self.process = subprocess.Popen(

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from fl_labelskew_registry import LabelSkewError, mistake
 
 from fl_labelskew_plugins.machine import extras
-from fl_labelskew_plugins.machine.place import DOOR, RANKS, launched, mpi_rank
+from fl_labelskew_plugins.machine.place import LAUNCHER, RANKS, launched, mpi_rank
 from fl_labelskew_plugins.machine.signals import end_with_parent
 
 GRACE = 6.0
@@ -22,12 +22,12 @@ GRACE = 6.0
 
 def enter(command: list[str]) -> NoReturn:
     """Redirect the output to the launching process, if it is on this machine, and execute the command."""
-    if DOOR not in os.environ:
+    if LAUNCHER not in os.environ:
         os.execvp(command[0], command)
     rank = next(os.environ[name] for name, _ in RANKS if name in os.environ)
     try:
         connection = socket.socket(socket.AF_UNIX)
-        connection.connect(os.environ[DOOR])
+        connection.connect(os.environ[LAUNCHER])
         connection.sendall(f"{rank} {os.getpid()}".encode())
         answer, stdout, _, _ = socket.recv_fds(connection, 1, 1)
     except OSError:

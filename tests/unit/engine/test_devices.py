@@ -6,7 +6,7 @@ from error_messages import message
 from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.engine import devices
-from fl_labelskew_plugins.machine.place import DOOR
+from fl_labelskew_plugins.machine.place import LAUNCHER
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.runs import session
 
@@ -103,6 +103,6 @@ def test_a_missing_gpu_is_a_one_line_error_or_falls_back_to_the_cpu(monkeypatch,
     assert capsys.readouterr().err == f"warning: {lack}; training on the CPU\n"
     # a job says it once: rank 0 where nobody launched it, else the launching process
     assert devices.device(patient, 1) == torch.device("cpu")
-    monkeypatch.setenv(DOOR, "here")
+    monkeypatch.setenv(LAUNCHER, "here")
     assert devices.device(patient, 0) == torch.device("cpu")
     assert capsys.readouterr().err == ""
