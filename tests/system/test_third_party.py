@@ -8,6 +8,7 @@ import pytest
 import torch
 from fl_labelskew_registry import Method
 from recipe_texts import DIGITS
+from safetensors.torch import load_file
 
 import fl_labelskew_plugins as fl
 
@@ -31,20 +32,33 @@ def test_the_third_party_method_is_listed(installed):
     """Which are checked like ours."""
     venv, folder = installed
     words = " ".join(venv.run("labelskew", "methods").stdout.split())
-    assert " ldam Margins for the true class, by the client's own class counts. (labelskew-ldam) " in words
+    assert (
+        " not_true Distillation from the server's model over the classes other than the label. (labelskew-not_true) "
+        in words
+    )
     assert " fedmr " in words
-    assert "margin" in venv.run("labelskew", "methods", "ldam").stdout
-    wrong = ("validate", folder / "ldam_digits.yaml", "--set", "method_args.margin=-1")
+    assert "temperature" in venv.run("labelskew", "methods", "not_true").stdout
+    wrong = ("validate", folder / "not_true_digits.yaml", "--set", "method_args.beta=-1")
     wrong = venv.run("labelskew", *wrong, check=False)
     assert wrong.returncode == 2
-    assert "method_args.margin" in wrong.stderr
+    assert "method_args.beta" in wrong.stderr
     assert "Traceback" not in wrong.stderr
 
 
 def test_its_own_tests_pass(installed):
     venv, folder = installed
-    done = venv.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", folder / "test_ldam.py", cwd=folder)
-    assert "7 passed" in done.stdout
+    done = venv.run("python", "-m", "pytest", "-q", "-p", "no:cacheprovider", folder / "test_not_true.py", cwd=folder)
+    assert "8 passed" in done.stdout
+
+
+def test_it_trains_as_the_built_in_method(installed):
+    """The contract suffices: FedNTD from another package gives identical weights."""
+    venv, folder = installed
+    for name in ("not_true", "fedntd"):
+        options = ("--set", f"method_args.method={name}", "--run-dir", folder / name, "--host", "none", "--quiet")
+        venv.run("labelskew", "run", folder / "not_true_digits.yaml", *options)
+    one, other = (load_file(folder / name / "model.safetensors") for name in ("not_true", "fedntd"))
+    assert all(torch.equal(one[key], other[key]) for key in one.keys() | other.keys())
 
 
 def test_the_tutorial_s_code_runs(tmp_path):
