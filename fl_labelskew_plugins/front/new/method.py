@@ -29,6 +29,6 @@ def package(name: str, out: Path) -> list[str]:
         raise mistake(where, f"its class would be {cls}, a name that its code needs", "another name")
     with whole(out) as part:
         for file, text in texts.items():
-            copied = LINK.sub(r"\1 (\2 of fl-labelskew-plugins)", text).replace("not_true", name).replace("NotTrue", cls)
-            (part / file.replace("not_true", name)).write_text(copied, encoding="utf-8")
+            copied = LINK.sub(r"\1 (\2 of fl-labelskew-plugins)", text).replace("NotTrue", cls)
+            (part / file.replace("not_true", name)).write_text(copied.replace("not_true", name), encoding="utf-8")
     return ["pip install -e . pytest", f"pytest test_{name}.py", f"labelskew run {name}_digits.yaml"]
