@@ -29,7 +29,7 @@ for _name in ("COLUMNS", "LINES"):  # readline sets them for child processes; ou
     os.environ.pop(_name, None)
     os.unsetenv(_name)
 
-# a shell starts what runs in its background deaf to Ctrl-C, and so would be every process that a test starts
+# background processes of a shell ignore Ctrl-C, and so would every process that a test starts
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).parents[1]
@@ -44,7 +44,7 @@ LONGEST = (
     *("test_secure_runs.py", "test_benchmarks.py", "test_faults.py", "test_launch.py"),
     *("test_export.py", "test_packaging.py", "test_site.py"),
 )
-"""Files that take a worker minutes, begun first, so that what is left at the end is short."""
+"""Files that take minutes: they start first, so that no worker runs alone at the end."""
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
@@ -99,7 +99,7 @@ class Venv:
         fedml.chmod(0o755)
 
     def link_dependencies(self, without):
-        """Show it only what the installed wheels need of everybody else's packages, less one."""
+        """Make only the dependencies of the installed wheels visible, except one."""
         installed = [*distributions(path=[str(self.site)])]
         seen, wanted = {(made.name,) for made in installed} | {(without,)}, []
 
@@ -280,7 +280,7 @@ class Forker:
         threading.Thread(target=self._admit, daemon=True).start()
 
     def start(self, argv, log, *, fork_children=False, **more):
-        """Start ``labelskew`` with these arguments; what it says goes to ``log``; ``more`` is in forker.py.
+        """Start ``labelskew`` with these arguments; its output goes to ``log``; forker.py describes ``more``.
 
         Args:
             fork_children: whether the processes that it starts are forked, too: see forked_python.py.
@@ -321,7 +321,7 @@ class Forker:
             threading.Thread(target=self._play, args=(peer,), daemon=True).start()
 
     def _play(self, peer):
-        """Fork what a forked_python.py asks for, and end it with this."""
+        """Fork the process that a forked_python.py requests, and end it at the end."""
         with peer, peer.makefile() as orders:
             pid = self.fork(**json.loads(orders.readline()))
             peer.sendall(b"%d\n" % pid)

@@ -1,4 +1,4 @@
-"""``labelskew`` with one function replaced: ``cheating.py NAME run ...``; what each name does is below.
+"""``labelskew`` with one function replaced: ``cheating.py NAME run ...``; the names are below.
 
 Most cheat in the second round alone, so that a first one shows what an honest one looks like.
 """
@@ -45,7 +45,7 @@ def cheat(function):
 
 
 def replaced(owner, name, by):
-    """In that round, have ``by`` make what the method returns: of the object, the original and its arguments."""
+    """In that round, return ``by(object, original, *arguments)`` instead of the method's result."""
     original = getattr(owner, name)
 
     def method(self, *args, **kwargs):
@@ -78,7 +78,7 @@ def replaces_a_key():
 
 @cheat
 def asks_for_both_kinds_of_share():
-    """Silo 1 is told that silo 4 is in the sum, the others that it is not."""
+    """Report to silo 1 that silo 4 is in the sum, and to the others that it is not."""
     honest = ServerSums._ask
 
     def ask(self, client):
@@ -181,7 +181,7 @@ def cuts_a_connection_in_training():
 
 @cheat
 def continues_from_another_state():
-    """At one silo, whose answer would then be the only one that differs."""
+    """Change one silo, so that only its answer differs."""
     honest = SummedUploads.ask
 
     def ask(self, client):
@@ -197,7 +197,7 @@ def continues_from_another_state():
 
 @cheat
 def continues_from_a_sum_that_was_not_opened():
-    """All silos mask their vectors of another model; in the next round one silo alone continues from it."""
+    """All silos mask their vectors of another model; in the next round, only one silo continues from it."""
     honest = SummedUploads.total
 
     def unopened(server):
@@ -489,7 +489,7 @@ def is_ready_just_in_time():
 
 @cheat
 def denies_its_opening():
-    """Its part says that it has sent the method's tensor -5 times, so that nobody seems to have sent it."""
+    """Report -5 senders of the method's tensor, so that the sum has no sender."""
     honest = sums.Sums.opened
 
     def opened(self, *args):

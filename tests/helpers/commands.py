@@ -7,7 +7,7 @@ from fl_labelskew_plugins.cli.main import main
 
 
 def call(*words, code=0, **environment):
-    """What ``labelskew`` says to these words; it ends with ``code`` and without a traceback."""
+    """Output of ``labelskew`` with these arguments; it must end with ``code`` and without a traceback."""
     result = CliRunner().invoke(main, [str(word) for word in words], env=environment)
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     assert result.exit_code == code, result.output
@@ -22,7 +22,7 @@ def errors(*words, code=2):
 
 
 def parsed(words):
-    """What our command makes of these words."""
+    """The result of our command with these arguments."""
     command = main
     # with the context of the program: a command keeps the first names of its help option that it is asked for
     parent = click.Context(main, **main.context_settings)

@@ -1,4 +1,4 @@
-"""What a user is told, for all tests of mistakes."""
+"""The error message of an exception, for all tests of mistakes."""
 
 import pytest
 from fl_labelskew_registry import LabelSkewError

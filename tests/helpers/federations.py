@@ -38,7 +38,7 @@ def left_out(federation, key="left_out"):
 
 
 class Echo:
-    """A silo that sends back ``factor`` times the weights it is sent; what else a test stages is a subclass."""
+    """A silo that returns ``factor`` times the weights that it receives; tests use subclasses for other behaviour."""
 
     def __init__(self, address, rank, *, tls=None, facts=FACTS, factor=1):
         self.rank, self.factor = rank, factor
@@ -66,7 +66,7 @@ class Echo:
 
 
 class Peer:
-    """A transport whose messages are kept, in order."""
+    """A transport that keeps its messages in order."""
 
     def __init__(self, transport):
         self.transport = transport

@@ -87,7 +87,7 @@ def main():
         pid = os.fork()
         if pid == 0:
             child(json.loads(line))
-        if not started:  # threads do not survive a fork, so this one comes after the first
+        if not started:  # threads do not survive a fork, so this one starts after the first fork
             threading.Thread(target=reap, args=(reports,), daemon=True).start()
             started = True
         print(pid, flush=True)
@@ -109,7 +109,7 @@ if __name__ == "__main__":  # processes that decode pictures read this file too,
         except ImportError:  # a package that this environment lacks, such as FedML
             continue
 
-    # caches what most runs need: entry points, JSON Schemas and the digits
+    # fill the caches of most runs: entry points, JSON Schemas and the digits
     recipe = "data_args: {dataset: digits}", "model_args: {model: mlp}", "method_args: {method: fedavg}"
     text = "\n".join([*recipe, "common_args: {training_type: cross_silo}", "comm_args: {backend: GRPC}"])
     parse.parse(text).dataset.load(None, download=False, seed=0)

@@ -26,7 +26,7 @@ class Frame:
 
 
 def frames(data, *, client, whole=True):
-    """All frames of one direction of a connection; ``whole``: there is no byte beside them."""
+    """All frames of one direction of a connection; ``whole``: there are no other bytes."""
     at, found = 0, []
     if client and data:
         assert data.startswith(PREFACE)

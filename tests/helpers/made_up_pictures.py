@@ -1,4 +1,4 @@
-"""Reads the made-up pictures of test_samples.py; a file of its own, so that every process can import it."""
+"""Read the made-up pictures of test_samples.py; a separate file, so that every process can import it."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ SIZE = (3, 4, 4)
 
 
 def read(file, augment):
-    """Pixels that tell the file, and what was drawn."""
+    """Pixels that identify the file and the random draws."""
     if file == "killer":
         os.kill(os.getpid(), signal.SIGKILL)
     if file == "broken":

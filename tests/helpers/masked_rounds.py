@@ -1,4 +1,4 @@
-"""Rounds of secure aggregation without a network: silos and a server of which a test may replace what it likes."""
+"""Rounds of secure aggregation without a network: silos and a server with replaceable parts."""
 
 import numpy as np
 
@@ -14,7 +14,7 @@ RUN = "0123456789abcdef"
 
 
 class Hospital:
-    """What a silo has beside its certificates: a folder of its own, for its account."""
+    """A folder of a silo for its account."""
 
     def __init__(self, certificates, folder, rank):
         files = certs.read(certificates, f"silo-{rank}")
@@ -43,7 +43,7 @@ def naive(values, about):
 
 
 class Play:
-    """One attempt, step by step; who is ``lost`` at a step (0 to 5) sends nothing at it and after it."""
+    """One attempt, step by step; silos that are ``lost`` at a step (0 to 5) send nothing from this step on."""
 
     def __init__(self, hospitals, about, values, lost=None, **options):
         self.about, self.values, self.lost = about, values, lost or {}

@@ -1,4 +1,4 @@
-"""What the ranks of test_runtime.py's hand-typed mpirun do: run after run, and afterwards what each of them cost.
+"""The program of the ranks in test_runtime.py's manual mpirun: several runs, and afterwards the costs of each.
 
 Arguments: RECIPE JOBS OUT; JOBS maps names to overrides, and OUT gets a folder for each name.
 """

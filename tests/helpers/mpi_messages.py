@@ -1,4 +1,4 @@
-"""What the ranks of test_transport.py do: ``mpirun -np 3 python mpi_messages.py SCENE ...``; rank 0 tells."""
+"""The program of the ranks in test_transport.py: ``mpirun -np 3 python mpi_messages.py SCENE ...``; rank 0 prints."""
 
 import pickle
 import sys
@@ -15,7 +15,7 @@ from fl_labelskew_plugins.runtimes.transport import Kind, Message
 
 
 class Box:
-    """A transport, and what it has handed on."""
+    """A transport, and the messages that it has delivered."""
 
     def __init__(self):
         self.transport = MPITransport()
@@ -83,7 +83,7 @@ def large(box, rank):
 
 
 def changed(box, rank):
-    """What was sent is the sender's no longer."""
+    """The sender may change a tensor after it was sent."""
     if rank:
         time.sleep(0.2)
         assert bool((box.next().tensors["x"] == 1).all())

@@ -54,7 +54,7 @@ def missing():
 
 
 class Slurm:
-    """``node1``, ``node2`` and so on, for the time of a ``with``; ``environment`` is what commands need to find it."""
+    """``node1``, ``node2`` and so on, within a ``with``; ``environment``: variables with which commands find it."""
 
     def __init__(self, folder, nodes=2, cpus=2):
         self.folder, self.nodes, self.processes = folder, [f"node{n + 1}" for n in range(nodes)], {}
@@ -88,7 +88,7 @@ class Slurm:
         self._start(name, *NODE, "sh", "-c", f"hostname {name} && exec slurmd -D -N {name}")
 
     def kill(self, name):
-        """kill -9 of a node and of all that runs on it; a service is told to end."""
+        """kill -9 of a node and of all its processes; a service is stopped."""
         process = self.processes.pop(name)
         if name in self.nodes:
             inside = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
@@ -99,7 +99,7 @@ class Slurm:
         process.wait(30)
 
     def states(self):
-        """Node to its state, in Slurm's word."""
+        """Node to its state, as Slurm names it."""
         words = self.call("sinfo", "--noheader", "--Node", "--format=%N %t", check=False).stdout.split()
         return dict(zip(words[::2], words[1::2], strict=True))
 

@@ -1,4 +1,4 @@
-"""What docs/wire.md lists of the wire, and what a proxy recorded held against it, to the last byte."""
+"""Compare the bytes that a proxy recorded with the fields that docs/wire.md lists."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""A tensor of each dtype and form that travels, and a mapping beside them."""
+"""A tensor of each dtype and form that is sent, and a mapping."""
 
 import torch
 

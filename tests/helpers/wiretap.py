@@ -1,4 +1,4 @@
-"""A proxy, and the bytes that it kept read as messages of ours, for all tests of what travels."""
+"""A proxy that records bytes, and a parser of these bytes as our messages."""
 
 import contextlib
 import socket
@@ -43,7 +43,7 @@ def messages(stream, *, client=True):
 
 
 class Proxy:
-    """Passes connections on to ``target`` and keeps what each side sent.
+    """Forward connections to ``target`` and keep the bytes of each side.
 
     While ``up`` is false nobody gets through; the first ``cuts`` connections break once ``last`` came from the target.
     """

@@ -1,4 +1,4 @@
-"""Every benchmark in its tiny form: that it works, and what it prints; no number of these means anything."""
+"""Every benchmark in its tiny form: that it works, and its output; the numbers have no meaning."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def test_host_sp(tables):
     assert all(float(cell) >= 0 for row in variants for cell in row[1:-1])
     accuracy = {row[0]: float(row[-1].rstrip(" %")) for row in variants}
     assert min(accuracy.values()) > 60  # the same digits in all of them, and learned
-    # what is and is not tested does not change what is trained
+    # tests do not change training
     assert accuracy["ours, test every round"] == accuracy["ours, no test"]
 
 

@@ -1,4 +1,4 @@
-"""What tools/carry.py packs is enough for a run; nothing is fetched here."""
+"""The package of tools/carry.py is enough for a run; nothing is downloaded here."""
 
 import runpy
 import subprocess
@@ -9,7 +9,7 @@ CARRY = runpy.run_path(str(Path(__file__).parents[2] / "tools" / "carry.py"))
 
 
 def test_the_packages_suffice_for_a_run(fashion_mnist, tmp_path):
-    """Beside what comes with torch and torchvision: no FedML, SciPy, pandas and whatever else is installed here."""
+    """Only torch, torchvision and their dependencies: no FedML, SciPy, pandas or other installed packages."""
     script = f"""
 import sys
 from importlib.metadata import distribution, packages_distributions

@@ -39,7 +39,7 @@ HOST = ("list", "logs", "status", "stop")
 
 
 def spelled_out(line):
-    """The commands that a line of a synopsis stands for: ``a | b`` is either, what is in brackets is there."""
+    """The commands of a line of a synopsis: ``a | b`` means either; text in brackets is included."""
     line = re.sub(r"\]\.\.\.|[\[\]]", "", line.partition("#")[0]).replace("...", "")
     either = re.search(r"\w+(?: \| \w+)+", line)
     if either is None:
@@ -48,7 +48,7 @@ def spelled_out(line):
 
 
 def commands(path):
-    """The words of every command of a document, in order, and how many of its lines look like one."""
+    """The arguments of every command of a document, in order, and the number of lines that look like one."""
     text = GENERATED.sub("", path.read_text(encoding="utf-8"))
     scripts = [block for language, block in BLOCK.findall(text) if language in ("", "sh", "bash")]
     scripts = [re.sub(r"^(?!\$ ).*\n|^\$ ", "", s, flags=re.MULTILINE) if s.startswith("$ ") else s for s in scripts]
@@ -163,7 +163,7 @@ def planned(file, overrides, only):
 
 
 def all_of(path):
-    """A document, and the project file beside it."""
+    """A document, and the project file next to it."""
     project = path.parent / "pyproject.toml"
     return path.read_text() + (project.read_text() if path.parent != ROOT and project.exists() else "")
 

@@ -68,7 +68,7 @@ def test_a_wheel_built_from_the_sdist_is_the_same(wheels, tmp_path):
 
 
 def test_a_version_is_written_in_one_place(wheels):
-    """The package says it; the wheel, the changelog and what the plugins ask of the registry follow."""
+    """The version of the package equals that of the wheel, the changelog and the required registry."""
     packages = {"registry": fl_labelskew_registry, ".": fl_labelskew_plugins}
     for (folder, package), wheel in zip(packages.items(), wheels, strict=True):
         assert contents(wheel)[1]["Version"] == package.__version__
@@ -142,7 +142,7 @@ def test_the_command_line_of_the_host_still_works(venv):
 
 
 def test_a_run_without_the_host_has_identical_bytes(make_venv, wheels, tmp_path):
-    """From the wheels and what they need beside FedML, and nothing else."""
+    """Only from the wheels and their dependencies without FedML."""
     venv = make_venv()
     venv.install(*wheels)
     venv.link_dependencies(without="fedml")

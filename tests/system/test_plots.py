@@ -48,7 +48,7 @@ def test_curves_with_gaps_and_without_tests(tmp_path):
     picture(tmp_path / "c.png")
     odd = {"round": 0, "accuracy": 0.1, "loss": None, "loss_terms": {"other": None}}
     curves([odd], tmp_path / "e.png", title="t", own_models="local models")
-    picture(tmp_path / "e.png")  # of a run whose losses were not finite
+    picture(tmp_path / "e.png")  # of a run with losses that were not finite
 
 
 def drawn(monkeypatch):

@@ -1,4 +1,4 @@
-"""Every recipe that comes with the package can be run, and a paper's are what its table says."""
+"""Every recipe of the package can be run, and the recipes of a paper match its table."""
 
 import json
 from functools import cache
@@ -42,7 +42,7 @@ def content_of(name):
 
 
 def kinds(*of):
-    """The first of the papers' recipes of each kind, by what these sections say."""
+    """The first of the papers' recipes of each kind, by these sections."""
     names = {}
     for name in sorted(ROWS):
         content = content_of(name)

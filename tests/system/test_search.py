@@ -18,7 +18,7 @@ FILE = Path(__file__).parents[2] / "examples" / "search_optuna.py"
 
 @pytest.fixture
 def search(tmp_path, monkeypatch):
-    """The example, in a folder of its own."""
+    """The example in a separate folder."""
     monkeypatch.chdir(tmp_path)
     spec = importlib.util.spec_from_file_location("search_optuna", FILE)
     module = importlib.util.module_from_spec(spec)

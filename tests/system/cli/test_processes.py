@@ -1,4 +1,4 @@
-"""The commands as a user starts them: exit codes, what is imported, pipes and signals."""
+"""The commands as a user starts them: exit codes, imports, pipes and signals."""
 
 import json
 import signal

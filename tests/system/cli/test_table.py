@@ -1,4 +1,4 @@
-"""Tables as text: what fits a line, signs of other formats, and LaTeX that a real TeX sets."""
+"""Tables as text: width, escaping in other formats, and LaTeX compiled by a real TeX."""
 
 import os
 import re

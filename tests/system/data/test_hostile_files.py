@@ -42,7 +42,7 @@ MEMORY = 2**20
 
 
 def outcome(statement, *files, most=MEMORY):
-    """The line that a statement's LabelSkewError has, in a process of its own; ``files`` are its ``sys.argv[1:]``."""
+    """The message of a statement's LabelSkewError, in a separate process; ``files`` are its ``sys.argv[1:]``."""
     code = (
         "import re, sys\nfrom pathlib import Path\nfrom fl_labelskew_registry import LabelSkewError\n"
         f"try:\n    {statement}\nexcept LabelSkewError as error:\n    print(error)\n"

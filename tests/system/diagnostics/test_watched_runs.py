@@ -1,4 +1,4 @@
-"""Diagnostics of real runs: they change nothing, go on after a kill, and say what they cannot do."""
+"""Diagnostics of real runs: identical results, continuation after a kill, and refusals."""
 
 import json
 import shutil
@@ -75,7 +75,7 @@ def test_diagnostics_do_not_change_a_run(go, watched, method):
 
 def test_rounds_with_diagnostics(watched):
     for name in FLAT:
-        if name != "tsne":  # which is of the last round alone, and has no lines
+        if name != "tsne":  # only of the last round, and has no lines
             assert sorted({line["round"] for line in lines(watched, name)}) == [0, 2, 3]
     assert {file.suffix for file in (watched / "diagnostics").iterdir()} == {".jsonl", ".png", ".safetensors"}
     for file in (watched / "diagnostics").glob("*.jsonl"):

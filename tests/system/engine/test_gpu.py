@@ -57,7 +57,7 @@ def build(request, fashion_mnist):
 
 @pytest.fixture
 def deterministic(monkeypatch):
-    """Torch does whatever it can to compute the same bytes again, and convolutions with all digits of float32."""
+    """Deterministic algorithms of torch, and convolutions in full float32."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     torch.use_deterministic_algorithms(True, warn_only=True)
     yield
@@ -86,7 +86,7 @@ def flat(weights):
 
 
 def difference(changed, expected, start):
-    """How far apart two trainings have gone, beside how far the second one has."""
+    """Distance of two results of training, relative to the second one's distance from the start."""
     return float((changed - expected).norm() / (expected - flat(start)).norm())
 
 
@@ -112,7 +112,6 @@ def test_bf16_is_a_rounding_of_fp32(build):
 
 @pytest.mark.skipif(shutil.which("mpirun") is None or not find_spec("mpi4py"), reason="no mpirun, or no mpi4py")
 def test_two_workers_share_a_device(build, tmp_path):
-    """And come to the weights of one process."""
     made, recipe = build("train_args.comm_round=1"), tmp_path / "recipe.yaml"
     recipe.write_text(made.recipe.dump())
     start(RunOptions(recipe, run_dir=tmp_path / "sp", host="none", quiet=True))
@@ -125,7 +124,7 @@ def test_two_workers_share_a_device(build, tmp_path):
 
 
 WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "bincount", "equal", "_unique2", "unique_dim"}
-"""What has to know values of a tensor before it can go on; all numbers and conditions in Python end there."""
+"""Operations that wait for a tensor's values; all conversions to Python numbers and conditions use them."""
 
 
 class Waits(TorchDispatchMode):
@@ -176,7 +175,7 @@ def test_no_step_waits_for_the_device(build, case):
 
 
 class Looks(Method):
-    """Its loss depends on what a tensor holds."""
+    """A loss that depends on a tensor's values."""
 
     Params = Params
 

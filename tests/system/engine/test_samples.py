@@ -117,14 +117,14 @@ try:
         print("reading", flush=True)
         sys.stdin.read()
 except KeyboardInterrupt:
-    time.sleep(1)  # as one does who saves a checkpoint
+    time.sleep(1)  # as saving a checkpoint does
     print("saved", flush=True)
 """
 
 
 @contextlib.contextmanager
 def reader(method):
-    """A process of its own session that reads with two others; and these."""
+    """A process in a new session that reads with two others, and these two."""
     command = [sys.executable, "-c", READING, str(Path(__file__).parents[2] / "helpers"), method]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, start_new_session=True, **pipes) as process:

@@ -1,4 +1,4 @@
-"""With FedML around a run and without it: the same numbers, and what only FedML has."""
+"""Runs with and without FedML: identical numbers, and features that need FedML."""
 
 import subprocess
 import sys

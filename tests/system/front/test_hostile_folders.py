@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 import fl_labelskew_plugins as fl
 
 DEEP, LONG = '{"a": ' * 100_000, '{"round": ' + "9" * 5000 + "}"
-"""JSON that Python's reader refuses with RecursionError, and with a ValueError of its own."""
+"""JSON that Python's reader refuses with RecursionError, and with ValueError."""
 
 
 @pytest.fixture(scope="module")

@@ -45,7 +45,7 @@ def start(forker, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def finish(start):
-    """The same, to its end: the exit code, and what was said."""
+    """The same until it ends: exit code and output."""
 
     def finish(folder, *arguments, **more):
         return ended(start(folder, *arguments, **more))

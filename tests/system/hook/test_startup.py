@@ -58,7 +58,7 @@ def venv(host):
 
 
 def untouched(venv):
-    """Python starts without a word, and the stock command line answers as ever."""
+    """Python starts without output, and FedML's own command line is unchanged."""
     done = venv.run("python", "-c", "pass")
     assert (done.stdout, done.stderr) == ("", "")
     done = venv.run("fedml", "run", "list", "--help")

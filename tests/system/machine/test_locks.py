@@ -27,7 +27,7 @@ with locks.hold(pathlib.Path(sys.argv[1])) as lock:
         print(error, flush=True)
 """
 ELSEWHERE = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"]
-"""A container, whose processes no other one sees; for locks that is another machine."""
+"""A container; other containers do not see its processes, so for locks it is another machine."""
 LONG_AGO = 1_000_000_000
 
 
@@ -136,7 +136,7 @@ def test_only_one_of_many_processes_takes_over_a_stale_lock(tmp_path):
                 threads.submit(take)
         ((lock, stack),) = filter(None, held)
         lock.check()
-        if turn % 2:  # the holder stands still, on another machine
+        if turn % 2:  # the holder is stopped, on another machine
             (tmp_path / locks.NAME).write_text("{}")
             os.utime(tmp_path / locks.NAME, (LONG_AGO, LONG_AGO))
             with locks.hold(tmp_path), pytest.raises(RunError, match="has taken over this run"):

@@ -1,4 +1,4 @@
-"""ImageNet weights from files: what is taken, what is left out, and what is said where they are missing or wrong."""
+"""ImageNet weights from files: used and skipped tensors, and errors for missing or wrong files."""
 
 import pickle
 

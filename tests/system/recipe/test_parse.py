@@ -1,4 +1,4 @@
-"""Recipes: what is right loads and survives a round trip; every mistake is one line, and all come together."""
+"""Recipes: valid ones load and survive a round trip; each mistake is one line, and all are reported at once."""
 
 import re
 import time
@@ -389,7 +389,7 @@ def test_a_silo_sets_parameters_that_its_method_allows(tmp_path, monkeypatch):
     assert silo_lines(tmp_path, "method_args: {mu1: 1}")[0].startswith("method_args.mu1: unknown key; allowed: mu2")
 
 
-# Checked as what it is
+# checked with its own type
 
 
 def check_lines(own):
@@ -432,7 +432,7 @@ def test_a_silos_file_without_a_recipe(tmp_path):
     assert check_lines(own) == ["empty"]
 
 
-# Whatever comes in, nothing but RecipeError comes out
+# any input either loads or raises RecipeError
 
 FUZZ = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 values = st.recursive(

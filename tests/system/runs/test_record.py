@@ -92,7 +92,7 @@ def test_of_equal_rounds_the_first_is_best(key):
 
 @pytest.mark.parametrize("stop", [1, 4, 5, 6])
 def test_an_interrupted_run_keeps_the_same_best_round(whole, tmp_path, stop, monkeypatch):
-    """Stopped after any round as by a kill: what no checkpoint knows of is trained again."""
+    """Stop after any round, as by a kill: rounds after the last checkpoint are trained again."""
     loop = fl.simulate(RECIPE, tmp_path / "run")
     monkeypatch.setattr(loop._record, "abandon", lambda: None)
     for line in loop:

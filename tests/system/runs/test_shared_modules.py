@@ -1,4 +1,4 @@
-"""Modules that a method adds to the network: trained, averaged, kept in checkpoints, left out of the trained model."""
+"""Modules that a method adds to the network: trained, averaged, kept in checkpoints, not in the trained model."""
 
 import numpy as np
 import pytest

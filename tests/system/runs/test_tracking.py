@@ -52,7 +52,7 @@ def same_results(folder, other):
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    """The run that nobody is shown."""
+    """A run without trackers."""
     folder = tmp_path_factory.mktemp("plain") / "run"
     assert len(list(fl.simulate(RECIPE, folder))) == 4
     names = {file.name for file in folder.iterdir()}
@@ -62,7 +62,7 @@ def plain(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory, pictures):
-    """A run that is shown to all trackers, in a namespace without a network where that can be had; what it said."""
+    """A run with all trackers, if possible in a namespace without a network; and its output."""
     folder = tmp_path_factory.mktemp("shown") / "runs" / "first"
     command = [sys.executable, "-c", LOOP, json.dumps(with_trackers(*ALL)), folder]
     apart = ["unshare", "--map-root-user", "--net", sys.executable, "-c", UP]
@@ -142,7 +142,7 @@ files = [file.path for kind in ("", "pictures") for file in client.list_artifact
 facts = {"id": number, "status": run.info.status, "name": run.info.run_name, "told": told, "files": files}
 print(json.dumps(facts | {"params": run.data.params, "metrics": run.data.metrics}))
 """
-"""In a process of its own: MLflow brings an importlib_metadata with it that spoils that of Python."""
+"""In a separate process: MLflow installs an importlib_metadata that breaks Python's own."""
 
 
 def mlflow_run(folder):

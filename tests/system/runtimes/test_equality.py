@@ -28,7 +28,7 @@ SETTINGS += [
         "partition_args.partition_method=iid",
         "train_args.epochs=1",
     ],  # decoded and augmented by other processes
-    # an optimiser's tensors travel, up, down and as a client's own, beside those of two methods and a shared module
+    # tensors of an optimiser (sent in both directions, and private), of two methods, and of a shared module
     [
         "method_args.method=moon+fedmr",
         "method_args.moon.projection=mlp",
@@ -106,7 +106,7 @@ def mpi(forker, tmp_path_factory, settled):
 
 
 def over_mpi(forker, folder, settings, names):
-    """Run these in the folder, each in one of its own."""
+    """Run these in the folder, each in its own subfolder."""
     (folder / "recipe.yaml").write_text(simulation(SILOS))
     (folder / "driver.py").write_text(DRIVER)
     jobs = [

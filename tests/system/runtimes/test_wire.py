@@ -1,4 +1,4 @@
-"""Messages as bytes: against the safetensors library in both directions, and against whatever else arrives."""
+"""Messages as bytes: compared with the safetensors library in both directions, and with malformed bytes."""
 
 import hashlib
 import itertools

@@ -31,7 +31,7 @@ skip: [[map, seed1], [fedlc, seed1]]
 
 @pytest.fixture
 def write(tmp_path):
-    """Writes a sweep's file beside its recipe."""
+    """Write a sweep's file next to its recipe."""
     (tmp_path / "base.yaml").write_text(BASE)
 
     def write(text=GRID):
@@ -57,7 +57,7 @@ def known(planned, *, left=8, seconds=2.0, memory=600e6):
     [
         ("common_args.random_seed: [0, 1]", 1),
         ("train_args.learning_rate: [0.1, 0.2, 1]", 1),
-        ("method_args.tau: [0.5, 1, 0.0]", 2),  # what has weight 0 may not be computed
+        ("method_args.tau: [0.5, 1, 0.0]", 2),  # terms with weight 0 may not be computed
         ("train_args.epochs: [1, 2]", 2),
         ("train_args.federated_optimizer: [FedAvg, SCAFFOLD]", 2),
         ("data_args.test_fraction: [0.2, 0.3]", 2),  # how many samples there are

@@ -1,4 +1,4 @@
-"""The report's page: complete in itself, with the report's numbers, and strangers' words escaped."""
+"""The report's page: self-contained, with the report's numbers, and foreign text escaped."""
 
 import base64
 import re
@@ -36,7 +36,7 @@ RUNS = [
 
 
 class Balance(HTMLParser):
-    """Notes elements that close what is not open, and what is referred to."""
+    """Collect elements that are closed without being open, and references."""
 
     def __init__(self, text):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Recipes beside their papers' numbers: what is run, gone on with, cut, compared and written."""
+"""Recipes compared with their papers' numbers: run, resumed, limited, compared and written."""
 
 import csv
 import math

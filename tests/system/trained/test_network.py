@@ -1,4 +1,4 @@
-"""Models from files: what they are, and what strange files, and strangers', come to."""
+"""Models from files: valid ones, unusual ones, and malicious ones."""
 
 import json
 
@@ -88,7 +88,7 @@ def test_samples_of_different_shapes_are_predicted_one_by_one(pictures, monkeypa
     expected, taken = trained.logits(x), []
     monkeypatch.setattr(network, "SMALL", 0)
     trained.network.register_forward_hook(lambda _, given, made: taken.append(len(given[0])))
-    first = 6 * 12 * 12 * 4  # bytes of what the first convolution makes of a sample; its samples are 3 x 16 x 16
+    first = 6 * 12 * 12 * 4  # bytes of the first convolution's output for a sample of 3 x 16 x 16
     monkeypatch.setattr(network, "free_memory", lambda: 3.5 * (first + 3 * 16 * 16 * 4))
     monkeypatch.setattr(files, "free_memory", network.free_memory)
     torch.testing.assert_close(trained.logits(x), expected)

@@ -1,4 +1,4 @@
-"""Predictions: rows of pictures and arrays, in files and from Python, and what cannot be read."""
+"""Predictions: rows of pictures and arrays, in files and from Python, and unreadable inputs."""
 
 import csv
 import json

@@ -19,7 +19,7 @@ def picture(path, pixels, size=(90, 80), mode="RGB"):
 
 @pytest.fixture(scope="session")
 def own(tmp_path_factory):
-    """``tree`` (hospitals), ``flat`` (classes alone), ``grouped.npz``, ``table.csv``."""
+    """``tree`` (hospitals), ``flat`` (only classes), ``grouped.npz``, ``table.csv``."""
     folder, digits = tmp_path_factory.mktemp("own"), load_digits()
     x, y = digits.images, digits.target
     for hospital, shares in SHARES.items():

@@ -1,4 +1,4 @@
-"""What a look at somebody's own data says, and what it asks for where more has to be said."""
+"""Inspection of a user's own data, and the options that it asks for."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Real ranks under a real mpirun: how each way of ending is told, and that nothing stays behind."""
+"""Real ranks under a real mpirun: the message of each kind of end, and that no process remains."""
 
 import contextlib
 import os
@@ -169,7 +169,7 @@ def test_an_interruption_ends_everything(folder, number, how, err):
     begun = time.monotonic()
     process.send_signal(number)
     assert end(process)[::2] == (130, err)
-    # what is promised, on a machine that does nothing else
+    # the documented limit, on an idle machine
     assert time.monotonic() - begun < 10 * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
     assert not any(map(alive, pids(folder)))
 

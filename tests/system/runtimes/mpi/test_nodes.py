@@ -1,4 +1,4 @@
-"""Several nodes: what ranks tell of themselves; and two of them, as network namespaces with a cable between them.
+"""Several nodes: facts that ranks send; and two nodes as connected network namespaces.
 
 A namespace has addresses and a host name of its own, and its ranks reach those of the other over that cable alone. It
 has the files of this machine, but the folder with the runs is seen by the first node alone.
@@ -159,7 +159,7 @@ class Pair:
         )
 
     def broken(self, process, run, rounds, breaks):
-        """Break something once a run has so many rounds; how long it took to end, and what was said."""
+        """Break something after some rounds; return the seconds until the end, and the output."""
         until = time.monotonic() + 120
         while not (run / "metrics.jsonl").exists() or len((run / "metrics.jsonl").read_text().splitlines()) < rounds:
             assert time.monotonic() < until

@@ -76,7 +76,7 @@ def same_bytes(one, other):
     for name in files:
         if name.endswith((".jsonl", ".safetensors")) and name not in ("timings.jsonl", "checkpoint/latest.safetensors"):
             a, b = ((folder / name).read_bytes() for folder in (one, other))
-            if name == "privacy.jsonl":  # whose lines have the time and the run's name
+            if name == "privacy.jsonl":  # its lines contain the time and the run's name
                 a, b = (re.sub(rb'"(time|run)": "[^"]*"', b"", content) for content in (a, b))
             assert a == b, name
 
@@ -93,7 +93,7 @@ class Sittings:
         self.ends, self.remains = {}, []
 
     def sit(self, name, *sets, stop=None):
-        """Start or go on, until a signal to a rank, or (None) the command, breaks it off; else the method does."""
+        """Start or resume; a signal to a rank or (None) to the command, or the method, ends it."""
         self.unruly.touch() if stop is None else self.unruly.unlink(missing_ok=True)
         words = [word for override in sets for word in ("--set", override)]
         where = ["--resume", self.run] if self.run.exists() else [self.recipe, "--run-dir", self.run, "--host", "none"]
@@ -235,7 +235,7 @@ OTHERS = {
 
 @pytest.fixture(scope="module")
 def played(forker, plugin, tmp_path_factory):
-    """A folder with a run for each name, and what each cost each rank; and how their one hand-typed mpirun ended."""
+    """A folder with a run for each name, the costs of each rank, and the result of their manual mpirun."""
     folder = tmp_path_factory.mktemp("jobs")
     (folder / "recipe.yaml").write_text(RECIPE)
     possible = SWITCHES if find_spec("fedml") else ["none"]

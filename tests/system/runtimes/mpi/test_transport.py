@@ -1,4 +1,4 @@
-"""The transport between real ranks: what arrives, in which order, and what waiting costs."""
+"""The transport between real ranks: received messages, their order, and the cost of waiting."""
 
 import os
 from pathlib import Path
@@ -12,7 +12,7 @@ ROOM = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") > 8 * 2**30
 
 @pytest.fixture(scope="module")
 def play(forker):
-    """Plays scenes in three ranks; what rank 0 says, a word and a number a line."""
+    """Run scenarios in three ranks; return the output of rank 0, a word and a number per line."""
 
     def play(*scenes, options=()):
         done = forker.mpirun(SCENES, scenes, options=options)

@@ -1,4 +1,4 @@
-"""The audit logs of real federations: what server and silos write of each other is the same, and fits the wire."""
+"""The audit logs of real federations: server and silos record the same messages, and these match the wire."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""Whole runs read off the wire, both ways, to the last byte: what docs/wire.md lists travels, and nothing else."""
+"""All bytes of whole runs in both directions: only the fields that docs/wire.md lists are sent."""
 
 import getpass
 import json
@@ -32,7 +32,7 @@ PRIVATE = ("ward-7", "lindqvist")
 
 @pytest.fixture
 def ward(make_federation):
-    """A server whose silos connect through a proxy; the folder's name, and with it every path, is a marker."""
+    """A server with silos behind a proxy; the folder's name, and so every path, is a marker."""
 
     def start(*overrides):
         federation = make_federation(PRIVATE[0])
@@ -63,12 +63,12 @@ def test_every_byte_of_a_run_is_listed_and_every_listed_field_occurs(method, war
 
 
 def says_nothing_of(proxy, federation, *secrets):
-    """Neither these bytes travel, in whatever field, nor names of folders, users and hosts."""
+    """No field contains these bytes, or names of folders, users and hosts."""
     machine = [word for word in (socket.gethostname(), getpass.getuser()) if len(word) > 3 and word not in PAGE]
     words = [word.encode() for word in (*PRIVATE, str(federation.folder), *machine)]
     for streams, client in ((proxy.sent, True), (proxy.received, False)):
         for stream in streams:
-            content = bytes(stream) + grpc_messages(stream, client=client)  # frames may cut what is looked for
+            content = bytes(stream) + grpc_messages(stream, client=client)  # frames may cut the marker
             assert not [word for word in (*words, *secrets) if word in content]
 
 
@@ -79,7 +79,7 @@ def secrets(folder, data):
     for x, y in ((part.x, part.y) for part in (data.train, data.test)):
         for samples in (x, (x - data.mean) / data.std if data.std is not None else x):
             for row in samples.reshape(-1, x.shape[-1]).astype(np.float32):
-                if len(set(row.tolist())) > 3:  # not one of zeros alone
+                if len(set(row.tolist())) > 3:  # not only zeros
                     yield row.tobytes()
                     yield json.dumps(row.tolist())[1:-1].encode()
         for form in (np.int64, np.int32, np.float32, np.uint8):

@@ -25,7 +25,7 @@ client_specific_args: {{data_silo_config: [silo1.yaml, silo2.yaml, silo3.yaml]}}
 
 @pytest.fixture
 def of_pictures(make_federation, tmp_path):
-    """A federation whose silos hold pictures; ``orders`` are the class names of each silo's file."""
+    """A federation of silos with pictures; ``orders`` are the class names of each silo's file."""
     rng = np.random.default_rng(0)
     for owner in ("server", "silo1", "silo2", "silo3"):
         for part in ("test",) if owner == "server" else ("train", "test"):
@@ -77,7 +77,7 @@ def test_a_silo_with_another_class_order_learns_the_difference_and_sends_no_name
     assert Kind.FAILED not in {kind for kind, *_ in sent}
     bytes_sent = b"".join(bytes(stream) for stream in proxy.sent)
     assert not any(name.encode() in bytes_sent for name in NAMES)
-    # the names go to nobody but the silo whose own ones are others
+    # only a silo with other names gets the names
     got = [meta for stream in proxy.received for _, _, meta, _ in messages(stream, client=False)]
     assert [meta["class_names"] for meta in got if "class_names" in meta] == [list(NAMES)]
     network = {"classifier.weight": "F32 (3, 192)", "classifier.bias": "F32 (3,)"}

@@ -1,4 +1,4 @@
-"""How a federation ends: silos are told before anything is drawn, and whatever is missing then is made up for."""
+"""The end of a federation: silos are notified before pictures are drawn, and missing results are written later."""
 
 import json
 
@@ -27,7 +27,7 @@ def test_a_failed_picture_ends_no_run_and_silos_finish_before_drawing(federation
     assert not (run / "curves.png").exists()
     (run / "curves.png.part").rmdir()
     (run / "model.safetensors").unlink()
-    finished(repaired := federation.server(resume=True))  # which listens for nobody
+    finished(repaired := federation.server(resume=True))  # it listens for no silo
     assert "listening on" not in repaired.text
     assert (run / "curves.png").stat().st_size > 1000
     assert federation.weights()

@@ -1,4 +1,4 @@
-"""Silos that the server's operator leaves out of a run, and has come back."""
+"""Silos that the server's operator excludes from a run, and includes again."""
 
 import json
 

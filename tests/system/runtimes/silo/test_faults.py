@@ -1,4 +1,4 @@
-"""What goes wrong in a federation of silos: for each fault, what happens, and that the others finish."""
+"""Faults in a federation of silos: the effect of each, and that the others finish."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""A silo's policy at work: the account of its answers, and what it refuses of a server; silos: test_policed_runs.py."""
+"""A silo's policy at work: the account of its answers, and its refusals; for silos see test_policed_runs.py."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor

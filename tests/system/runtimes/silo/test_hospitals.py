@@ -1,4 +1,4 @@
-"""The example of three hospitals, as its README has it, each on a machine that holds what is its own and no more."""
+"""The example of three hospitals, as in its README, each on a machine with only its own files."""
 
 import json
 import runpy
@@ -43,7 +43,7 @@ def test_no_sample_is_in_two_files_and_each_hospital_lacks_classes(made):
 
 @pytest.fixture
 def start(made, forker, tmp_path):
-    """Start a process on a machine of its own: a folder with what the manual's table gives to it."""
+    """Start a process on a separate machine: a folder with the files of the manual's table."""
     address = f"localhost:{free_port()}"
 
     def begin(who, name, *role):

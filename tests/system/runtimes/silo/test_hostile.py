@@ -1,4 +1,4 @@
-"""Silos and strangers that mean harm: what happens to what they send, and that the federation finishes unharmed."""
+"""Malicious silos and strangers: the fate of their messages, and that the federation finishes unharmed."""
 
 import contextlib
 import json
@@ -25,12 +25,12 @@ SLOW = "train_args.epochs=40"
 
 @pytest.fixture
 def federation(federation):
-    federation.host = "none"  # FedML neither reads nor checks what arrives
+    federation.host = "none"  # FedML neither reads nor checks messages
     return federation
 
 
 class FakeSilo(Echo):
-    """Silo 3, which answers every request for training with whatever a test says."""
+    """Silo 3: a test defines its answer to each request for training."""
 
     def __init__(self, address, answers, *, opening=None, **options):
         self.opening = opening
@@ -116,7 +116,7 @@ def huge(tensors):
 
 
 def unanswered(tensors):
-    """What a silo that is left out sends: nothing that counts."""
+    """Messages of an excluded silo do not count."""
     return {}, {}
 
 

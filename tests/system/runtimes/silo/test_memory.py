@@ -1,4 +1,4 @@
-"""How much memory server and silos take for a large model, beside what they have before they know of it."""
+"""Memory of server and silos for a large model, in addition to their memory before it."""
 
 import contextlib
 import threading
@@ -23,7 +23,7 @@ MODEL = 4 * (64 * 7000 + 7000 + 7000 * 7000 + 7000 + 7000 * 10 + 10)
 
 
 class Watch:
-    """The most memory of its own that each process holds from now on, in models."""
+    """Maximum additional memory of each process from now on, in sizes of the model."""
 
     def __init__(self, processes):
         self.processes = [psutil.Process(process.pid) for process in processes]
@@ -59,8 +59,8 @@ def test_a_large_model_is_in_memory_twice(federation):
     server.says("listening on")
     second = Watch([server])
     finished(server, *silos)
-    # the network with its gradients or its upload; the round's model and the sum of the uploads; and what does not
-    # grow with the model: buffers of gRPC's, activations, libraries; it was 6.6 and 4.4 when each step kept a copy
+    # the network with its gradients or its upload; the round's model and the sum of the uploads; and buffers of gRPC,
+    # activations and libraries, which do not grow with the model; it was 6.6 and 4.4 when each step kept a copy
     models = {"silo": max(first.end()), "server": max(second.end())}
     assert models["silo"] < 3.8
     assert models["server"] < 3.4

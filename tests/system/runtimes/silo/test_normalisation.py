@@ -1,4 +1,4 @@
-"""One mean and standard deviation for all silos: what silos send for it, what they take, and that it is one for all."""
+"""One mean and standard deviation for all silos: the sums that silos send, and the result that all use."""
 
 import json
 import signal
@@ -24,7 +24,7 @@ SHAPE, SIZES = (3, 2, 2), (40, 25, 60)
 
 @pytest.fixture(scope="module")
 def hospitals(tmp_path_factory):
-    """A folder with the pictures of three hospitals, whose scanners differ, apart and all in one place."""
+    """A folder with the pictures of three hospitals with different scanners, separate and in one place."""
     folder, rng, parts = tmp_path_factory.mktemp("hospitals"), np.random.default_rng(0), []
     for rank, size in enumerate(SIZES, 1):
         y = np.arange(size) % 3

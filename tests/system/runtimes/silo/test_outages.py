@@ -1,4 +1,4 @@
-"""Lines that break and servers that are frozen: no part is lost without a word, and the weights stay the same."""
+"""Lost connections and frozen servers: no upload is lost without a message, and the weights are identical."""
 
 import json
 import re

@@ -17,7 +17,7 @@ from fl_labelskew_plugins.runtimes.transport import Kind
 def refused(silo):
     """Why the server sends this silo away for good."""
     with pytest.raises(LabelSkewError) as error:
-        silo.wait(Kind.FINISH)  # which never comes
+        silo.wait(Kind.FINISH)  # it never arrives
     return str(error.value)
 
 
@@ -30,7 +30,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def at(folder, tmp_path):
-    """A machine's own folder with what was copied to it; called again: with what is there now."""
+    """A folder of one machine with the copied files; a second call updates them."""
 
     def at(machine, name):
         kept = tmp_path / machine
@@ -87,7 +87,7 @@ def test_a_revoked_silo_is_disconnected_and_needs_another_certificate(start, fol
     assert server.wait(Kind.REFUSED, 2).sender == 2
     noted = [facts for facts in log._waiting if facts["event"] == "refused"]
     assert [(facts["rank"], facts["fingerprint"], facts["reason"]) for facts in noted] == [(2, old, why)] * 2
-    # to who has the renewed one neither the thief's knocking is anything nor another list
+    # the owner of the renewed certificate is not affected by the thief's connections or another list
     certs.renew(folder, ["silo-2"])
     again = start.silo(address, 2)
     server.wait(Kind.HELLO, 3)
@@ -110,7 +110,7 @@ def test_a_revoked_disconnected_silo_is_not_awaited(start, folder, at):
     revoke(folder, ["silo-2"])
     at("server", "server")
     count = 1
-    while not server.wait(Kind.LEFT, count).meta:  # as often as it was faster to come back
+    while not server.wait(Kind.LEFT, count).meta:  # each time that it reconnected faster
         count += 1
     assert server.wait(Kind.LEFT, count).meta == {"revoked": True}
 
@@ -128,7 +128,7 @@ def test_a_silo_leaves_a_revoked_server_and_waits_for_another(start, folder, at)
     revoke(folder, ["server"])
     certs.renew(folder, ["server"])
     at("silo-1", "silo-1")
-    silo.send(Kind.UPLOAD)  # does not reach a server of which nothing is known
+    silo.send(Kind.UPLOAD)  # is not delivered to an unknown server
     silo.wait(Kind.LEFT)
     server.wait(Kind.LEFT)
     while len(said) < 3:
@@ -142,7 +142,7 @@ def test_a_silo_leaves_a_revoked_server_and_waits_for_another(start, folder, at)
     server.wait(Kind.HELLO)
     silo.wait(Kind.JOINED, 2)
     assert said[-1] == f"connected to the server at {address}"
-    # what is known to be good stays, and is heard
+    # a valid connection remains, and its messages are received
     revoke(folder, ["silo-3"])
     at("silo-1", "silo-1")
     server.send(Kind.WELCOME, 1)

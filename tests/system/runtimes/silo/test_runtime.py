@@ -27,14 +27,14 @@ def words(overrides):
 
 
 def resume_line(run):
-    """What is said of how to go on: the command as it was typed, with ``--resume``."""
+    """The message about resuming: the command as it was typed, with ``--resume``."""
     return "to resume: " + shlex.join(
         ["labelskew", "run", str(run.parent / "here.yaml"), *words(SLOW), "--resume", str(run), "--host", "none"]
     )
 
 
 def descendants(process):
-    """Processes that this one has started, with theirs, by what they are."""
+    """Child processes of this one, and theirs, by kind."""
     results = {}
     for child in psutil.Process(process.pid).children(recursive=True):
         command = child.cmdline()
@@ -45,7 +45,7 @@ def descendants(process):
 
 @pytest.fixture(scope="module")
 def sittings(forker, tmp_path_factory):
-    """One run, told to end and broken off in turn, that ends well: its folder, and of each sitting code and text.
+    """One run that is stopped and killed in turn, and then finishes: its folder, and code and text of each part.
 
     The last sitting alone has FedML, which takes seconds to start.
     """

@@ -1,4 +1,4 @@
-"""``labelskew status`` of a federation of real processes: who is there, who is waited for, what is left of it."""
+"""``labelskew status`` of a federation of real processes: connected silos, missing silos, and stopped runs."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""Surveys across silos: each gives its class counts once, or says why not, and nobody trains."""
+"""Surveys across silos: each sends its class counts once, or the reason of its refusal; nothing is trained."""
 
 import json
 
@@ -31,11 +31,11 @@ from fl_labelskew_plugins.surveys.survey import of_partition
 OWN = "client_specific_args: {data_silo_config: [one.yaml, two.yaml, three.yaml]}\n"
 NOISY = ["method_args.method=fedshift", "method_args.count_noise=3"]
 QUIET = 0.3
-"""Seconds that are waited for silos that do not come."""
+"""Seconds of waiting for silos that do not connect."""
 
 
 class Sent(Transport):
-    """Keeps what is sent; there is no server."""
+    """Keep the sent messages, without a server."""
 
     def __init__(self):
         super().__init__()
@@ -128,7 +128,7 @@ def test_a_silo_does_not_train_in_a_survey(silo):
 
 @pytest.fixture
 def server(tmp_path, transports):
-    """A server of three silos, which waits a moment alone, and its lines."""
+    """A server of three silos that waits only a moment, and its lines."""
 
     def make(*overrides):
         short = [f"comm_args.{key}={QUIET}" for key in ("quorum_timeout_s", "round_deadline_s", "reconnect_s")]

@@ -150,7 +150,7 @@ def test_absent_silos_are_not_asked_and_old_answers_are_ignored(tmp_path):
 
     server = SimpleNamespace(members=members, send=send, num_silos=5)
     tests = transport.tests = ClientTests(server)
-    tests._take(Message(Kind.TESTED, 1, 0, round=2, meta=GOOD))  # asked by nobody
+    tests._take(Message(Kind.TESTED, 1, 0, round=2, meta=GOOD))  # without a request
     rows = tests.of({})
     assert rows == [measures(GOOD), {}, {}, {"accuracy": 1.0, "balanced_accuracy": 1.0, "samples": 1}, {}]
 

@@ -1,4 +1,4 @@
-"""Server and silos over real sockets and real TLS, on this machine; and everybody else who may connect."""
+"""Server and silos over real sockets and real TLS on this machine, and strangers that connect."""
 
 import contextlib
 import gc
@@ -48,7 +48,7 @@ def pair(start, *, tls=False, rank=1, **options):
 
 
 def raw(address, chunks=(), *, tls=None, hold=None):
-    """What a stranger's own stream of bytes comes to: gRPC's status and its details."""
+    """Result of a stranger's stream of bytes: gRPC's status and details."""
     if tls is None:
         channel = grpc.insecure_channel(address)
     else:
@@ -73,7 +73,7 @@ def chunks(kind, sender=1, receiver=0, **tensors):
 
 
 def still_serves(start, server, rank=3, *, tls=False):
-    """A silo can come and be heard."""
+    """A silo can connect, and its messages arrive."""
     silo = start.silo(server.transport.address, rank, tls=tls)
     silo.wait(Kind.JOINED)
     silo.send(Kind.FAILED, meta={"reason": "none"})
@@ -157,7 +157,7 @@ def test_a_limit_may_be_raised_while_handling_an_earlier_message(start):
 
 
 def script(source):
-    """A process of its own, with a silo that has joined its server."""
+    """A separate process with a silo that has joined its server."""
     head = """
         from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
         from fl_labelskew_plugins.runtimes.silo.listening import ServerTransport
@@ -410,7 +410,7 @@ def test_an_incomplete_message_is_a_lost_connection(start):
 
 
 def test_an_interrupted_message_keeps_no_buffer(start):
-    """gRPC keeps the errors of its streams, and with a traceback also what was read: a silo could fill the disk."""
+    """gRPC keeps the errors of its streams, and with a traceback also the message: a silo could fill the disk."""
     server = start()
     server.transport.limits[Kind.UPLOAD] = 2**24
     spool, head = server.transport._spool, Header(Kind.UPLOAD, 1, 0, 0, 2**24).pack() + b"1"
@@ -435,7 +435,7 @@ def test_an_interrupted_message_keeps_no_buffer(start):
 
 
 def test_space_is_reserved_for_one_message_of_a_silo_at_a_time(start):
-    """Space is reserved before the bytes of a message come, and a replaced stream ends seconds later."""
+    """Space is reserved before the bytes of a message arrive, and a replaced stream ends seconds later."""
     transport = start().transport
     transport.limits[Kind.UPLOAD] = 2**24
     header = Header(Kind.UPLOAD, 1, 0, 0, 2**24)

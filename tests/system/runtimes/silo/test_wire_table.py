@@ -80,7 +80,7 @@ def test_only_weights_and_announced_tensors_leave_a_silo(mixture, travelled, fed
     # FedPHP's first private model is the upload; from the second round on no private model is
     for file in federation.folder.glob("silo-*/*/states/round000001.safetensors"):
         for name, tensor in load_file(file).items():
-            # of what it announces, FD keeps a copy, and the number of the round
+            # FD keeps a copy of its tensors, and the number of the round
             if f"contribution/{name}" not in contribution and name != "round":
                 assert tensor.numpy().tobytes() not in bytes_sent, name
 

@@ -1,4 +1,4 @@
-"""Every field of every message with words that mean harm: none of them is shown, written or drawn as it came."""
+"""Every field of every message with malicious text: none is shown, written or drawn without cleaning."""
 
 import json
 import struct
@@ -121,7 +121,7 @@ def test_fields_of_messages_from_silos(tmp_path, capsys, monkeypatch, pictures):
             evil = decoded(Kind.UPLOAD, 3, round, meta, tensors or [("model/a", [3])])
             measures = {"loss_terms": many} if round == len(uploads) - 1 else {}
             answers = [evil, *(good(Kind.UPLOAD, rank, round, measures, MODEL) for rank in (1, 2))]
-            if evil.kind == Kind.REFUSED:  # whose connection is gone
+            if evil.kind == Kind.REFUSED:  # its connection is closed
                 answers[1:1] = [good(Kind.UPLOAD, 3, round, {"loss_terms": "x"}, MODEL)]
             for arrived in answers:
                 transport.arrived.put(arrived)
@@ -150,7 +150,7 @@ def test_fields_of_messages_from_silos(tmp_path, capsys, monkeypatch, pictures):
 
 @pytest.fixture
 def client(tmp_path):
-    """Silo 1 of this process, which has no line to any server, and what it was told that was right."""
+    """Silo 1 in this process, without a connection, and the valid messages that it got."""
     here = recipe()
     data = facts.load(here, 0)
     show = Lines()
@@ -164,7 +164,7 @@ def client(tmp_path):
 
 
 def failure(client, arrived):
-    """What this message ends the silo with; None where it goes on."""
+    """The error with which this message ends the silo; None if it continues."""
     client.failure = None
     client.receive_message(arrived.kind, arrived)
     return None if client.failure is None else str(client.failure)
@@ -190,7 +190,7 @@ def test_fields_of_messages_from_the_server(client):
 
 
 def test_hello_names_the_round_of_an_open_answer(client):
-    """A resumed server asks for what an earlier one has had; if that is lost on its way, it has to ask once more."""
+    """A resumed server requests an upload that an earlier one had; if it is lost, the server requests it again."""
     weights = MODEL | {"shared/prior": torch.full((10,), 0.1)}
     assert failure(client, good(Kind.WELCOME, 0, meta=client.welcome)) is None
     for taken in (True, False):

@@ -1,4 +1,4 @@
-"""The single-process runtime beside independent loops and the host's own code."""
+"""The single-process runtime compared with independent loops and with FedML's code."""
 
 import copy
 import json

@@ -23,7 +23,7 @@ skip: [[fedlc, seed1]]
 
 @pytest.fixture
 def write(tmp_path):
-    """Writes a sweep's file beside its recipe, by default three runs of a few seconds."""
+    """Write a sweep's file next to its recipe, by default three runs of a few seconds."""
     (tmp_path / "base.yaml").write_text(BASE)
 
     def write(text=GRID, name="grid.yaml"):

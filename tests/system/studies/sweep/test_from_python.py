@@ -95,7 +95,7 @@ def test_sweep_runs_resumes_and_reports_what_failed(tmp_path, monkeypatch, capsy
     assert "3 runs: 0 finished, 0 to resume; at most 2 at a time" in told
     assert "failed: seed2: run directory" in told
 
-    monkeypatch.setattr(subprocess, "Popen", None)  # nothing is left to run, so no process is needed
+    monkeypatch.setattr(subprocess, "Popen", None)  # all runs are finished, so no process starts
     again = fl.sweep(**words | {"only": ["seed0", "seed1"], "quiet": True})
     assert [run.summary for run in again.runs] == [run.summary for run in runs]
     assert fl.report(again.runs, last=1).table.seeds.tolist() == [2]

@@ -1,4 +1,4 @@
-"""What a sweep's file means, and what is wrong with it."""
+"""The runs of a sweep's file, and mistakes in it."""
 
 import json
 from pathlib import Path

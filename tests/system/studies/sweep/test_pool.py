@@ -124,7 +124,7 @@ def test_an_interrupted_and_partly_failed_sweep_completes(write, tmp_path):
     assert lines[1].startswith(f"3/3  {names[0]}  accuracy ")
     assert lines[2].split()[:3] == ["method", "data", "partition"]
     assert [line.split()[0] for line in lines[3:5]] == ["fedavg", "fedlc"]
-    # what a report calls them, and no log where there is nothing to say
+    # names in a report, and no log if there is no output
     assert sorted(file.name for file in out.iterdir()) == [*names, "sweep.json"]
 
     before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
@@ -138,7 +138,7 @@ def test_an_interrupted_and_partly_failed_sweep_completes(write, tmp_path):
         "the original settings\n"
     )
 
-    # The same bytes as without a sweep, though one run was interrupted and the others ran beside each other.
+    # identical to runs without a sweep, although one run was interrupted and the others ran in parallel
     context = multiprocessing.get_context("forkserver")
     for each in plan.plan(file, ["train_args.comm_round=60"], out)[::2]:
         alone = tmp_path / "alone" / each.name
@@ -174,13 +174,13 @@ def test_an_interrupt_during_imports_prints_one_line(write, tmp_path, forker):
     assert len(rest) == 1
     assert rest[0].startswith("interrupted: 0 of 3 runs finished; to resume: ")
     assert [file.name for file in out.iterdir()] == ["sweep.json"]
-    while processes_of(process.pid):  # what imported has gone, too
+    while processes_of(process.pid):  # the importing processes have ended, too
         assert time.monotonic() < until
         time.sleep(0.01)
 
 
 def processes_of(group):
-    """The processes of a group; those that have ended and that nobody has asked for do not count."""
+    """The processes of a group, without zombies."""
     stats = [file.read_text().rpartition(")")[2].split() for file in Path("/proc").glob("[0-9]*/stat") if file.exists()]
     return [fields for fields in stats if int(fields[2]) == group and fields[0] != "Z"]
 

@@ -58,7 +58,7 @@ def test_four_processes_share_a_folder_and_each_run_is_done_once(write, tmp_path
     victim.kill(signal.SIGSTOP)
     late = forker.start([*command, "--task", "1"], tmp_path / "late")
     others = [forker.start(command, tmp_path / f"other{n}") for n in range(2)]
-    for process in others:  # all else is done, and nobody takes what is somebody's
+    for process in others:  # the other runs are done, and a run has only one process
         process.says(f"waiting for 1 run of other processes: {NAMES[1]} (process {victim.pid})")
     assert len(rounds.read_text().splitlines()) < 25
     victim.kill()

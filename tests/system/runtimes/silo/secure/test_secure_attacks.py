@@ -1,4 +1,4 @@
-"""Servers and silos that cheat: each attempt ends in one line that names what was wrong, and opens no single upload."""
+"""Servers and silos that cheat: each attempt ends with one line about the cause, and opens no single upload."""
 
 import contextlib
 import os
@@ -27,7 +27,7 @@ WHERE = "secure aggregation, round 1: "
 
 @pytest.fixture
 def play(hospitals):
-    """Four silos, whose steps a test takes as far as it likes."""
+    """Four silos; a test runs their steps one by one."""
     return Play(hospitals(4), ABOUT, vectors(RANKS, ABOUT))
 
 
@@ -80,7 +80,7 @@ def test_a_server_that_plays_silos_of_its_own(play, tmp_path):
 
 
 def test_a_server_that_replays_keys(hospitals, play):
-    """Those of an earlier attempt, whose secrets may have been revealed."""
+    """Keys of an earlier attempt: their secrets may have been revealed."""
     wards = hospitals(4)
     for earlier in (attempt(number=1), attempt(round=1)):
         old = Play(wards, earlier, play.values).upto(1)
@@ -97,7 +97,7 @@ def test_a_server_that_omits_a_silos_own_keys(play):
 
 
 def test_a_server_that_shows_each_silo_another_list(play, hospitals):
-    """With other keys of silo 4 for silo 1 than for the rest: what they seal for each other does not open."""
+    """Silo 1 gets other keys of silo 4 than the rest, so messages between them cannot be decrypted."""
     play.upto(1)
     other = Play(hospitals(4), ABOUT, play.values).upto(1)  # the same attempt again, of which silo 4 has other keys
     roster = play.server.roster()
@@ -137,7 +137,7 @@ def test_a_server_that_changes_commitments(play):
 
 
 def test_a_server_that_provokes_complaints(play):
-    """With the keys of all other silos it could open what silo 1 has dealt, and so its vector."""
+    """With the keys of all other silos, it could open the shares of silo 1, and so its vector."""
     play.upto(2)
     dealt = {rank: play.server.dealt(rank) for rank in RANKS}
     answers = {1: play.silos[1].check(dealt[1])}
@@ -157,7 +157,7 @@ def test_a_server_that_provokes_complaints(play):
 
 
 def test_a_server_that_drops_a_silo_after_its_vector_has_come(play):
-    """It says that silo 4 is lost, to have its key, and has its vector. Its own mask hides it, which nobody tells."""
+    """It claims that silo 4 is lost, to get its key, and has its vector. Silo 4's own mask stays secret."""
     play.upto(4)
     play.lost[4] = 4
     without = "the server reports a sum over silos 1, 2, 3; expected: silo 4 and others among silos 1, 2, 3, 4"
@@ -172,9 +172,7 @@ def test_a_server_that_drops_a_silo_after_its_vector_has_come(play):
     for peer in (1, 2, 3):
         masks.add_shared(bare, key, 4, play.server._shown[peer].mask_key, peer, ABOUT, remove=True)
     assert not np.any(bare == play.values[4])
-    masks.add_own(
-        bare, play.silos[4]._seed, 4, ABOUT, remove=True
-    )  # which that silo alone knows, and nobody has revealed
+    masks.add_own(bare, play.silos[4]._seed, 4, ABOUT, remove=True)  # only that silo knows it
     assert bare.tolist() == play.values[4].tolist()
 
 
@@ -192,7 +190,7 @@ def test_a_server_that_asks_for_both_kinds_of_share(play):
 
 
 def test_a_server_that_asks_twice(play):
-    """For shares, signatures or a vector again, of the same or of others, also after what was refused."""
+    """A repeated request for shares, signatures or a vector, also after a refusal."""
     play.upto(6)
     silo = play.silos[1]
     calls = {"share": [{}], "check": [{}], "mask": [np.zeros(7, np.uint32), [1, 2, 3]], "agree": [[1, 2, 3]]}
@@ -228,7 +226,7 @@ def test_a_server_that_lies_about_who_is_in_the_sum(play):
 
 
 def test_a_server_that_asks_one_round_twice_with_other_sets(hospitals):
-    """The difference of two sums would be what one silo sends; the account holds after a restart, too."""
+    """The difference of two sums would be the vector of one silo; the account also holds after a restart."""
     wards, values = hospitals(5), vectors(range(1, 6), ABOUT)
     Play(wards, ABOUT, values).total()
     again = Play(wards[:4], attempt(number=1), values).upto(4)
@@ -277,7 +275,7 @@ def test_an_account_that_cannot_be_written(play, monkeypatch):
 
 
 def test_a_silo_that_reveals_wrong_shares_or_none(play, monkeypatch):
-    """The server names it, and goes on with the others: three of four are enough. It checks each share once."""
+    """The server names it, and continues with the others: three of four are enough. It checks each share once."""
     checked, honest = [], shares.fits
     monkeypatch.setattr(shares, "fits", lambda share, rank, known: checked.append(rank) or honest(share, rank, known))
     play.upto(5)
@@ -305,7 +303,7 @@ def test_silos_of_which_too_few_reveal_right_shares(play):
 
 @pytest.mark.parametrize("victims", [[2], [2, 3, 4]])
 def test_a_silo_that_deals_wrong_shares(play, monkeypatch, victims):
-    """Before the first mask, the receivers say whose shares do not fit; the server does not go on with them."""
+    """Before the first mask, the receivers name dealers of wrong shares; the server excludes these."""
     play.upto(1)
     roster = play.server.roster()
     deal = shares.dealt
@@ -350,7 +348,7 @@ def test_a_silo_that_complains_of_silos_that_did_not_deal(play):
 
 @pytest.mark.parametrize("key", [None, bytes(32), b"\xff" * 32, b"", bytes(31) + b"\7"])
 def test_a_silo_that_complains_without_reason(play, key):
-    """With its own key, or with none that is its own; the attempt goes on without it."""
+    """With its own key or with another key; the attempt continues without it."""
     play.upto(2)
     for rank in (1, 2, 3):
         play.server.checked(rank, play.silos[rank].check(play.server.dealt(rank)))
@@ -576,7 +574,7 @@ def test_two_silos_whose_data_are_swapped_look_alike(hospitals, monkeypatch):
         assert second[0] == first[0]
         assert second[1].keys() == first[1].keys()
         for what, sent in first[1].items():
-            # the roster that shares are sealed for has signatures in it; what is known of shares is in the commitments
+            # the roster contains signatures, and the commitments belong to the shares
             other = second[1][what]
             if what[0] == 1:
                 assert sent[1] == other[1]

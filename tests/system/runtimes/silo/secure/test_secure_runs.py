@@ -96,7 +96,7 @@ def test_the_same_bits_as_in_one_process(secure, sp_weights, overrides):
 
 @pytest.mark.parametrize(("step", "added", "lost"), [("mask", [1, 2, 3], [4]), ("reveal", [1, 2, 3, 4], [])])
 def test_a_silo_killed_at_a_step(secure, step, added, lost):
-    """The round goes on with the others; after its vector has come, it is in the sum, though it is gone."""
+    """The round continues with the others; if its vector has arrived, the silo is in the sum."""
     federation = secure(*NOISY)
     server, silos = federation.server(), federation.silos(1, 2, 3)
     victim = federation.silo(4, cheat=f"dies_at_{step}")
@@ -293,7 +293,7 @@ WITHOUT_NOISE = list(SERVERS)[-3:]
 
 @pytest.mark.parametrize("cheat", SERVERS)
 def test_a_server_that_cheats(secure, cheat):
-    """One line at honest silos names it, and nothing is opened: their logs show no share of that round."""
+    """Honest silos print one line about it, and open nothing: their logs contain no share of that round."""
     federation = secure(*(FOUR if cheat in WITHOUT_NOISE else NOISY))
     server, silos = federation.server(cheat=cheat), federation.silos(1, 2, 3, 4)
     wait_until(lambda: any(f": {SERVERS[cheat]}" in silo.text for silo in silos), 120)
@@ -405,7 +405,7 @@ SILOS = {
 
 @pytest.mark.parametrize("cheat", SILOS)
 def test_a_silo_that_cheats(secure, cheat):
-    """The server names it, and goes on with the others, also with the one that got wrong shares."""
+    """The server names it, and continues with the others, also with the receiver of the wrong shares."""
     federation = secure(*NOISY, "comm_args.secure_bits=20")
     rank = 1 if cheat == "reveals_wrong_shares" else 4
     server, honest = federation.server(), federation.silos(*{1, 2, 3, 4} - {rank})
@@ -479,7 +479,7 @@ def test_a_silent_silo_in_the_last_step_is_not_needed_once_another_returns(secur
 
 
 def test_a_silo_that_is_ready_just_in_time_delays_no_slow_connection(secure):
-    """Vectors have a quarter of the deadline; what was left of it, divided among the steps, was a sixteenth."""
+    """Vectors have at least a quarter of the deadline; an equal part of the remaining time was a sixteenth."""
     federation = secure(*NOISY, "comm_args.round_deadline_s=8")
     honest = [federation.silo(rank, cheat="sends_its_vector_1_s_late") for rank in (1, 2, 3)]
     server, late = federation.server(), federation.silo(4, cheat="is_ready_just_in_time")
@@ -498,7 +498,7 @@ def test_more_slow_connections_than_a_sum_can_lose_get_more_time(secure):
 
 
 def test_the_time_of_an_answer_does_not_reveal_the_time_of_training(secure):
-    """With the model of a server that cheats, training may end at once for who has a known sample."""
+    """With the model of a server that cheats, training may be short at a silo with a known sample."""
     federation = secure(*NOISE, *TWO_ROUNDS, "comm_args.answer_after_s=3")
     server, silos = federation.server(), federation.silos(1, 3)
     finished(server, *silos, federation.silo(2, cheat="trains_at_once"))

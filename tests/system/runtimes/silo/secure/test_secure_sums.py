@@ -32,7 +32,7 @@ def test_sum_over_all_silos(hospitals, bits):
 
 @pytest.mark.parametrize("bits", [16, 20, 32])
 def test_wide_values_are_summed_modulo_64_bits(hospitals, bits):
-    """Two wide values, whose first halves overflow, and a narrow one."""
+    """Two wide values with overflowing first halves, and a narrow one."""
     numbers = {1: [2**63, 2**32 - 1], 2: [2**63 + 5, 1], 3: [7, 2**40]}
     values = {}
     for rank, row in numbers.items():
@@ -73,7 +73,7 @@ def test_silos_lost_at_different_steps(hospitals):
 
 
 def test_repeated_with_new_masks(hospitals):
-    """Too few are left, so nothing is opened; the same vectors are then sent under other masks, by who is there."""
+    """Too few are left, so nothing is opened; the remaining silos then send the same vectors under other masks."""
     about = attempt()
     wards, values = hospitals(4), vectors(range(1, 5), about)
     first = Play(wards, about, values, lost={3: 3, 4: 3})
