@@ -2,7 +2,7 @@
 
     python benchmarks/clients.py            # about 5 minutes on one core; prints Markdown tables
     python benchmarks/clients.py --quick    # about 2 minutes, without 1,000 clients per round
-    python benchmarks/clients.py --tiny     # seconds: that it works; in one process, numbers say nothing
+    python benchmarks/clients.py --tiny     # seconds: that it works; in one process; no real numbers
     python benchmarks/clients.py --picture docs/pictures/clients.png    # also draws them
 
 The work: made-up samples in FEMNIST's shape, 28 by 28 pixels of 62 classes, 10 a client; a linear network (195 kB), so

@@ -2,7 +2,7 @@
 
     python benchmarks/gpu.py                 # within 10 minutes; again: goes on where it stopped
     python benchmarks/gpu.py --minutes 28    # in one go
-    python benchmarks/gpu.py --smoke         # a minute on a CPU: that all of it works; tiny, numbers say nothing
+    python benchmarks/gpu.py --smoke         # a minute on a CPU: that all of it works; tiny; no real numbers
 
 From a checkout, with torch for CUDA and torchvision. On a machine that has nothing more and no network, with what
 ``python tools/carry.py`` has put into ``carry/``, in one command:
@@ -433,7 +433,7 @@ class Bench:
         everything = list(itertools.starmap(self.experiment, itertools.product(SPLITS, METHODS)))
         chosen, sitting = everything, ""
 
-        def say(line: str) -> None:
+        def print_line(line: str) -> None:
             nonlocal sitting
             sitting = line.partition(",")[0]
             print(line, flush=True)
@@ -441,7 +441,7 @@ class Bench:
 
         while chosen:
             try:
-                reproduce.run_all(chosen, 1, say, quiet=True, until=time.monotonic() + self.left)
+                reproduce.run_all(chosen, 1, print_line, quiet=True, until=time.monotonic() + self.left)
                 break
             except RunError as error:  # the others go on without it
                 log.error(f"{sitting}: {error.shown()}")

@@ -2,7 +2,7 @@
 
     python benchmarks/host_sp.py            # about 15 minutes on one core; prints Markdown tables
     python benchmarks/host_sp.py --quick    # a few minutes, fewer repetitions
-    python benchmarks/host_sp.py --tiny     # seconds: that it works; on digits, in one process, numbers say nothing
+    python benchmarks/host_sp.py --tiny     # seconds: that it works; on digits; no real numbers
 
 The work: Fashion-MNIST, P10C2, the CNN of FedLC's table 8, one local epoch, batches of 64, SGD 0.01 without momentum
 (the host ignores it), one torch thread. The host gets ready-made lists of float batches, its fastest case. Variants

@@ -3,7 +3,7 @@
     python benchmarks/isic_loader.py                 # 2,000 pictures, EfficientNet-b0: about 6 minutes on two cores
     python benchmarks/isic_loader.py --images 240    # less
     python benchmarks/isic_loader.py --gpu           # on the first GPU
-    python benchmarks/isic_loader.py --tiny          # seconds: that it works; a linear model, numbers say nothing
+    python benchmarks/isic_loader.py --tiny          # seconds: that it works; a linear model; no real numbers
 
 It runs one round of recipes/fedmr_isic2019.yaml with one local epoch: six clients train, prototypes are computed, and
 the global model is tested. Before that every picture is read once, so that files are in memory, processes up, and what

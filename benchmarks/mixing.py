@@ -2,7 +2,7 @@
 
     python benchmarks/mixing.py            # about 7 minutes on one core; prints a Markdown table
     python benchmarks/mixing.py --quick    # fewer repetitions
-    python benchmarks/mixing.py --tiny     # seconds: that it works; on digits, numbers say nothing
+    python benchmarks/mixing.py --tiny     # seconds: that it works; on digits; no real numbers
 
 The work: Fashion-MNIST, P10C2, the CNN of FedLC's table 8, one local epoch, batches of 64, SGD 0.01 with momentum 0.9
 (Mime: none), one torch thread, defaults; in the last rows a ResNet18, batches of 128, 512 samples a client. Two

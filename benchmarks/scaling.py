@@ -5,7 +5,7 @@ What a server over MPI holds, sends and receives of large uploads.
     python benchmarks/scaling.py            # about 13 minutes on two cores that have nothing else to do
     python benchmarks/scaling.py --quick    # about 5 minutes, fewer repetitions
     python benchmarks/scaling.py --part mpi # one of the parts: mpi, silos, uploads
-    python benchmarks/scaling.py --tiny     # a minute: that it works; digits, a worker, a silo, numbers say nothing
+    python benchmarks/scaling.py --tiny     # a minute: that it works; digits, a worker, a silo; no real numbers
 
 It prints Markdown tables. Every run is the command that a user types, one torch thread a process and without FedML,
 each variant in turn, so that a slow spell of the machine hits all of them. Rounds are those of ``timings.jsonl`` but

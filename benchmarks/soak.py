@@ -78,7 +78,7 @@ STUCK_S = 600.0
 OWN_MOUNTS = "SOAK_OWN_MOUNTS"
 
 
-def say(line: str) -> str:
+def print_line(line: str) -> str:
     """A line of progress, and the line again."""
     print(f"{time.strftime('%H:%M:%S')} {line}", file=sys.stderr, flush=True)
     return line
@@ -171,7 +171,7 @@ class Part:
         """All that it has said since it was started last."""
         return self.log.read_bytes()[self._begun :].decode(errors="replace")
 
-    def tell(self, number: signal.Signals) -> None:
+    def send_signal(self, number: signal.Signals) -> None:
         """Send it a signal, if it still runs."""
         if self.process is not None:
             self.process.send_signal(number)
@@ -224,9 +224,9 @@ class Fault:
                 line.flows.clear()
         if self.kind == "kill":
             self.part.excused_until = math.inf
-            self.part.tell(signal.SIGKILL)
+            self.part.send_signal(signal.SIGKILL)
         elif self.kind == "freeze":
-            self.part.tell(signal.SIGSTOP)
+            self.part.send_signal(signal.SIGSTOP)
         elif self.kind == "full disk":
             self.fill()
 
@@ -246,7 +246,7 @@ class Fault:
             line.up = True
             line.flows.set()
         if self.kind == "freeze":
-            self.part.tell(signal.SIGCONT)
+            self.part.send_signal(signal.SIGCONT)
         elif self.kind == "full disk":
             (self.part.folder.parent / "ballast").unlink(missing_ok=True)
 
@@ -308,7 +308,7 @@ class Run:
                 part.start()
             while not (all(part.done for part in self.parts) or (rng is None and self.troubles) or self._stuck()):
                 now = time.monotonic()
-                self.troubles += [say(ended) for ended in (part.tend() for part in self.parts) if ended]
+                self.troubles += [print_line(ended) for ended in (part.tend() for part in self.parts) if ended]
                 self._count(now)
                 for fault in self.faults:
                     self._follow(fault, now)
@@ -323,7 +323,7 @@ class Run:
     def _end(self) -> None:
         """Leave no process, and what is on file systems of their own in plain folders of the same names."""
         for part in self.parts:
-            part.tell(signal.SIGKILL)
+            part.send_signal(signal.SIGKILL)
         for part in self.parts:
             if part.process is not None:
                 part.process.wait()
@@ -342,7 +342,7 @@ class Run:
         if complete > self.most:
             self.most, self.moved = complete, now
             if complete % 10 == 0:
-                say(f"{complete} of {self.rounds} rounds, {len(self.faults)} faults")
+                print_line(f"{complete} of {self.rounds} rounds, {len(self.faults)} faults")
         self.complete = complete
 
     def _stuck(self) -> bool:
@@ -362,7 +362,7 @@ class Run:
             kind = rng.choice(KINDS[:3])
         fault = Fault(kind, part, 0.0 if kind in ("cut", "kill") else seconds, self.complete, now)
         self.faults.append(fault)
-        say(f"round {self.complete + 1}: {fault}")
+        print_line(f"round {self.complete + 1}: {fault}")
         fault.begin()
 
     def _follow(self, fault: Fault, now: float) -> None:
@@ -422,7 +422,7 @@ def soak(folder: Path, options: argparse.Namespace, *, disks: bool) -> bool:
     more += ["--host", "none"] if options.tiny else []
     calm, run = (Run(folder / name, rounds, silos, disks) for name in ("undisturbed", "disturbed"))
     for federation, rng in ((calm, None), (run, random.Random(options.seed))):
-        say(f"{federation.folder.name}: logs in {federation.folder}")
+        print_line(f"{federation.folder.name}: logs in {federation.folder}")
         federation.prepare(recipe, more)
         federation.run(rng, options.every)
         if calm.troubles:

@@ -60,7 +60,7 @@ def parameters(kind: catalog.Kind, name: str) -> Iterator[str]:
 
 
 def keys() -> Iterator[str]:
-    """All that a recipe, or a silo's own file, may say: a section each, and a part for each plugin."""
+    """All that a recipe, or a silo's own file, may print_line: a section each, and a part for each plugin."""
     for section, model in {**SECTIONS, EXPECTED: Expected, POLICY: Policy}.items():
         yield f"## {section}"
         yield (model.__doc__ or "").replace("``", "`").replace("\n    ", "\n").strip()

@@ -28,7 +28,7 @@ def check_command(name: str, recipe: Path | None, overrides: tuple[str, ...]) ->
     from fl_labelskew_plugins.studies import check
 
     refuse_mpirun("check")
-    outcomes = [*check.outcomes_of(name, recipe or check.QUICK, overrides, say=log.word)]
+    outcomes = [*check.outcomes_of(name, recipe or check.QUICK, overrides, print_line=log.word)]
     cells = {"method": name} | dict.fromkeys(("sp", *check.RUNTIMES), "-")
     cells |= {outcome.runtime: outcome.verdict for outcome in outcomes}
     click.echo(table.plain([*cells], [[*cells.values()]]))

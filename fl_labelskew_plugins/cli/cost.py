@@ -46,7 +46,7 @@ def forecast(
         if time.monotonic() < until:
             click.echo(f"measuring [{number}/{len(unknown)}]: {run.name}", err=True)
             pause = Pause(cost.PROBE_ROUNDS, until, cost.PROBE_S)
-            failed += pool.run_all([run], jobs=1, memory=None, say=lambda line: None, host=host, pause=pause)
+            failed += pool.run_all([run], jobs=1, memory=None, print_line=lambda line: None, host=host, pause=pause)
     kinds = cost.kinds(planned)
     click.echo(table.plain(cost.HEAD, [kind.row() for kind in kinds]))
     for line in cost.totals(kinds, jobs=jobs, free=free):

@@ -67,7 +67,7 @@ def reproduce_command(
     from fl_labelskew_plugins.studies import reproduce
     from fl_labelskew_plugins.studies.sweep import plan, pool
 
-    say = (lambda line: None) if quiet else click.echo
+    print_line = (lambda line: None) if quiet else click.echo
     refuse_mpirun("reproduce")
     if jobs and budget is not None:
         raise LabelSkewError("--budget runs one recipe after the other; use it without --jobs")
@@ -84,11 +84,13 @@ def reproduce_command(
         with writing(f"--out {out}"):
             out.mkdir(parents=True, exist_ok=True)
         if jobs:
-            failed = pool.run_all(plan.of_experiments(chosen, seeds), jobs=jobs, memory=None, say=say)
+            failed = pool.run_all(plan.of_experiments(chosen, seeds), jobs=jobs, memory=None, print_line=print_line)
         else:
-            reproduce.run_all(chosen, seeds, say, quiet=quiet, until=begun + (allowed or math.inf))
+            reproduce.run_all(chosen, seeds, print_line, quiet=quiet, until=begun + (allowed or math.inf))
         if allowed:
-            say(f"budget: {time.monotonic() - begun:.0f} of {allowed:.0f} s used; the same command resumes the runs")
+            print_line(
+                f"budget: {time.monotonic() - begun:.0f} of {allowed:.0f} s used; the same command resumes the runs"
+            )
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"interrupted; {resume_line(sys.argv[1:])}") from None
     rows = [row for experiment in chosen for row in reproduce.rows(experiment, seeds)]
@@ -99,6 +101,6 @@ def reproduce_command(
         click.echo(table.plain(reproduce.HEAD, rows))
     else:
         click.echo(table.markdown(reproduce.HEAD, rows))
-    say(f"written to {out / 'table.md'} and {out / 'table.csv'}")
+    print_line(f"written to {out / 'table.md'} and {out / 'table.csv'}")
     if failed:
         raise RunError("; ".join(failed))

@@ -67,7 +67,7 @@ def sweep_command(
     """  # noqa: D301  # click keeps the lines after a backspace as they are
     from fl_labelskew_plugins.studies.sweep import plan, pool
 
-    say = (lambda line: None) if quiet else click.echo
+    print_line = (lambda line: None) if quiet else click.echo
     refuse_mpirun("sweep")
     if task is not None and (jobs or memory):
         raise mistake("--task", "runs one combination in this process", "it without --jobs and --memory")
@@ -86,17 +86,17 @@ def sweep_command(
             cost.forecast(planned, jobs=jobs, free=free, host=host)
             return
         if task is not None:
-            pool.run_here(planned[0], say, host)
+            pool.run_here(planned[0], print_line, host)
             return
-        failed = pool.run_all(planned, jobs=jobs, memory=memory, say=say, host=host)
+        failed = pool.run_all(planned, jobs=jobs, memory=memory, print_line=print_line, host=host)
     except KeyboardInterrupt:
         done = sum(run.folder.summary.exists() for run in planned)
         command = resume_line(sys.argv[1:])
         raise KeyboardInterrupt(f"interrupted: {done} of {len(planned)} runs finished; {command}") from None
-    _report(planned, failed, say)
+    _report(planned, failed, print_line)
 
 
-def _report(planned: Sequence[Planned], failed: Sequence[str], say: Callable[[str], None]) -> None:
+def _report(planned: Sequence[Planned], failed: Sequence[str], print_line: Callable[[str], None]) -> None:
     from fl_labelskew_plugins.studies import finished
 
     runs, missing = finished.read_all([run.folder.path for run in planned if run.folder.summary.exists()])
@@ -106,7 +106,7 @@ def _report(planned: Sequence[Planned], failed: Sequence[str], say: Callable[[st
         last = planned[0].recipe.validation.last_rounds
         click.echo(shown(report.rows(finished.grouped(runs), last), "table"))
         folder = planned[0].folder.path.parent
-        say(f"more: {shlex.join(['labelskew', 'report', str(folder), '--html', str(folder / 'report.html')])}")
+        print_line(f"more: {shlex.join(['labelskew', 'report', str(folder), '--html', str(folder / 'report.html')])}")
     for line in missing:
         click.echo(line, err=True)
     for line in failed:

@@ -116,9 +116,9 @@ def _execute(recipe: Recipe, options: RunOptions, folder: RunFolder, show: Progr
             show.note(f"{folder.path}: all {recipe.train.comm_round} rounds are done already")
         elif not runtime.delegated():
             if options.survey:
-                with status.ending(folder.tell):
+                with status.ending(folder.set_status):
                     survey = runtime.survey()
-                folder.tell(state=status.FINISHED)
+                folder.set_status(state=status.FINISHED)
                 return survey
             _run(runtime)
         return None
@@ -148,8 +148,10 @@ def warned(session: Session) -> Session:
 def _run(runtime: Runtime) -> None:
     folder, options = runtime.folder, runtime.options
     resume = options.resume is not None
-    folder.tell(rounds=runtime.recipe.train.comm_round, resume=options.resume_command(folder.path).partition(": ")[2])
-    with status.ending(folder.tell):
+    folder.set_status(
+        rounds=runtime.recipe.train.comm_round, resume=options.resume_command(folder.path).partition(": ")[2]
+    )
+    with status.ending(folder.set_status):
         if runtime.recipe.hosted:
             runtime.load_host()
         if resume:
@@ -158,7 +160,7 @@ def _run(runtime: Runtime) -> None:
         folder.hold()
         if not resume and folder.recipe.exists():  # another process was faster
             folder.check_new()
-        folder.tell(state=status.RUNNING)
+        folder.set_status(state=status.RUNNING)
         record = Record(session, folder, runtime.show, resume=resume, pause=options.pause)
         del session  # frees the weights of round 0
         _train(runtime, record)
@@ -187,11 +189,11 @@ def _train(runtime: Runtime, record: Record) -> None:
     finally:
         show.stop()
     if record.next_round < rounds:
-        folder.tell(state=status.PAUSED)
+        folder.set_status(state=status.PAUSED)
         again = f"; round {record.next_round + 1} is incomplete; resuming repeats it" if record.cut else ""
         show.note(f"paused after {record.next_round} of {rounds} rounds{again}")
         return
-    folder.tell(state=status.FINISHED)
+    folder.set_status(state=status.FINISHED)
     show.note(table(record))
     show.note(f"results: {folder.path}")
 

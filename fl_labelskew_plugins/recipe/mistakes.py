@@ -222,7 +222,7 @@ class Mistakes:
     wrong: set[str] = field(default_factory=set)
     overridden: set[str] = field(default_factory=set)
 
-    def say(self, key: str, message: str) -> None:
+    def add(self, key: str, message: str) -> None:
         """Add a mistake at ``section`` or ``section.key``."""
         given = not self.overridden.isdisjoint((key, key.rpartition(".")[0]))
         place = f"--set {key}" if given else f"{shown(self.path)}: {key}"
@@ -238,7 +238,7 @@ class Mistakes:
         prefix = f"{place}." if place else ""
         for key in raw:
             if key not in known:
-                self.say(f"{prefix}{key}", unknown_key(key, known, kind))
+                self.add(f"{prefix}{key}", unknown_key(key, known, kind))
                 self.wrong |= {f"{prefix}{near}" for near in closest(key, [name for name in known if name not in raw])}
 
     def validated(self, place: str, model: type[ModelT], raw: Mapping[str, Any]) -> ModelT | None:
@@ -246,14 +246,14 @@ class Mistakes:
         args, wrong = validate(model, raw)
         for key, message in wrong.items():
             if (where := f"{place}.{key}" if key else place) not in self.wrong:
-                self.say(where, message)
+                self.add(where, message)
         return args
 
     def refuse(self, lines: Iterable[tuple[str, str]]) -> None:
         """Add mistakes, by key, and raise RecipeError if there are any."""
         for key, message in lines:
             if key not in self.wrong:
-                self.say(key, message)
+                self.add(key, message)
         self.end()
 
     def end(self) -> None:

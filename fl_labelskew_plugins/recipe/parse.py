@@ -157,7 +157,7 @@ class _Check(Mistakes):
         try:
             made["method"].stages(train.epochs)
         except LabelSkewError as error:
-            self.say("method_args.method", str(error))
+            self.add("method_args.method", str(error))
         args["train"] = train.model_copy(update={"client_num_per_round": train.clients_per_round})
         whole = Recipe(name=self.path.stem, path=self.path, expected=numbers, objects=objects, **args, **made)
         self.refuse([*conflicts(whole), *data_conflicts(whole), *compatibility.conflicts(whole)])
@@ -175,7 +175,7 @@ class _Check(Mistakes):
             if (of_all := base.normalisation[key]) != value:
                 of_recipe = f"that of {base.data.dataset}" if of_all is None else show(of_all)
                 problem = f"{show(value)} here but {of_recipe} in the recipe; all silos share one normalisation"
-                self.say(f"data_args.{key}", f"{problem}: set mean and std in the recipe to numbers, imagenet or data")
+                self.add(f"data_args.{key}", f"{problem}: set mean and std in the recipe to numbers, imagenet or data")
                 self.end()
         refused = policy.refused(made.policy, made) if made.policy is not None else ()
         self.refuse((f"{POLICY}.{key}", line) for key, line in refused if not survey or key == "server_fingerprint")
@@ -211,7 +211,7 @@ class _Check(Mistakes):
                 self.unknown_keys(place, item, [*keys_of(Expected)])
                 numbers.append(self.validated(place, Expected, item))
             else:
-                self.say(place, f"{show(item)} is not a mapping of keys to values; allowed: {form}")
+                self.add(place, f"{show(item)} is not a mapping of keys to values; allowed: {form}")
         return tuple(number for number in numbers if number is not None)
 
     def _sections(self, text: str, allowed: Sequence[str], kind: str) -> dict[str, Any]:
@@ -233,7 +233,7 @@ class _Check(Mistakes):
             if section == EXPECTED:
                 raw[section] = self._expected(keys)
             elif not isinstance(keys, dict):
-                self.say(section, f"{show(keys)} is not a mapping of keys to values; allowed: section: {{key: value}}")
+                self.add(section, f"{show(keys)} is not a mapping of keys to values; allowed: section: {{key: value}}")
                 del raw[section]
         return raw
 
@@ -258,7 +258,7 @@ class _Check(Mistakes):
         try:
             value, duplicates = yaml.read(text)
         except yaml.YamlError as error:
-            self.say(place, f"{show(text)} is not a YAML value: {error}")
+            self.add(place, f"{show(text)} is not a YAML value: {error}")
             return
         if section in PLUGGED and key == (model := PLUGGED[section]).key:
             named = keys.get(key, model.model_fields[key].default)
@@ -274,7 +274,7 @@ class _Check(Mistakes):
         else:
             keys[key] = value
         for line in duplicates:
-            self.say(place, line)
+            self.add(place, line)
 
     def _plain(
         self,

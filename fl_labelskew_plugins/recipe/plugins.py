@@ -37,7 +37,7 @@ def known(kind: catalog.Kind, name: str, place: str, mistakes: Mistakes) -> bool
     """Whether a plugin has that name; otherwise add a mistake."""
     if name in names(kind):
         return True
-    mistakes.say(place, "; ".join([unknown(name, names(kind)), *catalog.misplaced(kind, name)]))
+    mistakes.add(place, "; ".join([unknown(name, names(kind)), *catalog.misplaced(kind, name)]))
     return False
 
 
@@ -53,7 +53,7 @@ def chosen(
     if model.key not in raw and model.model_fields[model.key].is_required():
         near = closest(model.key, [key for key in raw if key not in common])
         found = f"; found instead: {near[0]}" if near else ""
-        mistakes.say(place, f"missing; allowed: {', '.join(names(model.kind))}{found}")
+        mistakes.add(place, f"missing; allowed: {', '.join(names(model.kind))}{found}")
     args = mistakes.validated(section, model, raw)
     if isinstance(args, MethodArgs) and combined.SIGN in args.method:
         return args, _combination(section, args.method.split(combined.SIGN), raw, mistakes)
@@ -67,14 +67,14 @@ def chosen(
             args = args.model_copy(update={model.key: name})
         plugin = network_file.find(name) if code else catalog.load(model.kind, name)
     except LabelSkewError as error:
-        mistakes.say(place, " ".join(str(error).split()))
+        mistakes.add(place, " ".join(str(error).split()))
         return args, None
     try:
         keys = keys_of(plugin.Params)  # may repeat common keys
         params = {key: value for key, value in raw.items() if key not in common or key in keys}
         return args, _made(section, plugin, params, [*common, *keys], mistakes)
     except Exception as error:  # third-party code
-        mistakes.say(place, f"'{name}' fails: {failure(error)}")
+        mistakes.add(place, f"'{name}' fails: {failure(error)}")
         return args, None
 
 
@@ -95,7 +95,7 @@ def _combination(section: str, parts: Sequence[str], raw: Mapping[str, Any], mis
     place, common = f"{section}.method", keys_of(MethodArgs)
     for name in dict.fromkeys(parts):
         if known("methods", name, place, mistakes) and parts.count(name) > 1:
-            mistakes.say(place, f"{name} occurs twice; allowed: each method once")
+            mistakes.add(place, f"{name} occurs twice; allowed: each method once")
     params = {key: value for key, value in raw.items() if key not in common}
     mistakes.unknown_keys(section, params, [*common, *parts])
     if place in mistakes.wrong:
@@ -105,12 +105,12 @@ def _combination(section: str, parts: Sequence[str], raw: Mapping[str, Any], mis
         for name in parts:
             plugin, keys, where = catalog.load("methods", name), params.get(name, {}), f"{section}.{name}"
             if not isinstance(keys, dict):
-                mistakes.say(where, f"{show(keys)} is not a mapping; allowed: the parameters of {name}")
+                mistakes.add(where, f"{show(keys)} is not a mapping; allowed: the parameters of {name}")
             elif (method := _made(where, plugin, keys, [*keys_of(plugin.Params)], mistakes)) is not None:
                 methods[name] = method
         return None if mistakes.lines else combined.combine(methods)
     except LabelSkewError as error:
-        mistakes.say(place, str(error))
+        mistakes.add(place, str(error))
         return None
 
 
@@ -122,9 +122,9 @@ def trackers(place: str, raw: Sequence[Any], mistakes: Mistakes) -> list[dict[st
         where = f"{place}.{name}"
         if not isinstance(name, str) or not isinstance(params, dict):
             form = "a name, or a name and its parameters, such as {wandb: {project: mine}}"
-            mistakes.say(place, f"item {number} is of the wrong form; allowed: {form}")
+            mistakes.add(place, f"item {number} is of the wrong form; allowed: {form}")
         elif name in chosen:
-            mistakes.say(place, f"{show(name)} occurs twice; allowed: each tracker once")
+            mistakes.add(place, f"{show(name)} occurs twice; allowed: each tracker once")
         elif known("trackers", name, place, mistakes):
             if place in mistakes.overridden:
                 mistakes.overridden.add(where)
@@ -133,7 +133,7 @@ def trackers(place: str, raw: Sequence[Any], mistakes: Mistakes) -> list[dict[st
                 model = catalog.load("trackers", name).Params
             except PluginError as error:
                 if error.__cause__ is None:  # a failed import only causes a warning: results do not depend on it
-                    mistakes.say(place, " ".join(str(error).split()))
+                    mistakes.add(place, " ".join(str(error).split()))
                 continue
             mistakes.unknown_keys(where, params, [*keys_of(model)])
             args = mistakes.validated(where, model, params)
@@ -147,7 +147,7 @@ def of_silo(place: str, method: Method, raw: Any, mistakes: Mistakes) -> Method 
     choices = [name for name, part in parts.items() if part.silo_choices] or method.silo_choices
     if not isinstance(raw, dict):
         form = ", ".join(choices) or "none"
-        mistakes.say(place, f"{show(raw)} is not a mapping of keys to values; allowed: {form}")
+        mistakes.add(place, f"{show(raw)} is not a mapping of keys to values; allowed: {form}")
         return None
     mistakes.unknown_keys(place, raw, choices)
     good = {key: value for key, value in raw.items() if key in choices}
@@ -160,7 +160,7 @@ def of_silo(place: str, method: Method, raw: Any, mistakes: Mistakes) -> Method 
         made: Method | None = _made(place, type(method), given, [*given], mistakes)
         return None if mistakes.wrong else made
     except Exception as error:  # third-party code
-        mistakes.say(place, failure(error))
+        mistakes.add(place, failure(error))
         return None
 
 

@@ -148,7 +148,7 @@ class RunFolder(RunReader):
         if self._lock is not None:
             self._lock.check()
 
-    def tell(self, **facts: Any) -> None:
+    def set_status(self, **facts: Any) -> None:
         """Add facts to the run's status; write it if this process holds the folder."""
         with contextlib.suppress(RunError):
             self.still_held()

@@ -66,4 +66,4 @@ class Pace:
             "round": batch * batches * session.federation.clients_per_round,
             "seconds": time.monotonic() - self._begun,
         }
-        self.record.folder.tell(pace=pace | peak_memory(session.trainer.device))
+        self.record.folder.set_status(pace=pace | peak_memory(session.trainer.device))

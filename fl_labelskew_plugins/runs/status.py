@@ -106,16 +106,16 @@ def names(files: Sequence[str], count: int) -> list[str]:
 
 
 @contextlib.contextmanager
-def ending(tell: Callable[..., None]) -> Iterator[None]:
+def ending(set_status: Callable[..., None]) -> Iterator[None]:
     """Report an exception in the block as the run's state."""
     try:
         yield
     except KeyboardInterrupt:
-        tell(state=STOPPED, reason="interrupted")
+        set_status(state=STOPPED, reason="interrupted")
         raise
     except BaseException as error:
         reason = clean(" ".join(str(error).split()) or type(error).__name__, 500)
-        tell(state=DIVERGED if "training diverged" in reason else FAILED, reason=reason)
+        set_status(state=DIVERGED if "training diverged" in reason else FAILED, reason=reason)
         raise
 
 

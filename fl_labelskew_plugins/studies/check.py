@@ -83,7 +83,7 @@ def outcomes_of(
     overrides: Sequence[str] = (),
     *,
     runtimes: Sequence[str] = tuple(RUNTIMES),
-    say: Callable[[str], None] = lambda line: None,
+    print_line: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Outcome]:
     """Run a method in every way, and yield each outcome.
 
@@ -104,14 +104,14 @@ def outcomes_of(
         file = place / f"{method}.yaml"
         file.write_text(yaml.write(content), encoding="utf-8")
         parsed = parse.load(file, settings)
-        say(f"{method}: sp")
+        print_line(f"{method}: sp")
         reason = _run(file, settings, place / "sp")
         yield Outcome(method, "sp", "failed" if reason else "ok", reason)
         for runtime in runtimes if not reason else ():
             if obstacle := _missing(runtime, parsed):
                 yield Outcome(method, runtime, "skipped", obstacle)
                 continue
-            say(f"{method}: {runtime}")
+            print_line(f"{method}: {runtime}")
             reason = _run(file, (*settings, *RUNTIMES[runtime]), place / runtime, resumed=runtime == "resumed")
             if reason:
                 yield Outcome(method, runtime, "failed", reason)

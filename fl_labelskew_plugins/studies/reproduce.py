@@ -32,7 +32,7 @@ from fl_labelskew_plugins.studies import finished
 from fl_labelskew_plugins.studies.finished import FinishedRun, flat
 
 UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-Say = Callable[[str], None]
+PrintLine = Callable[[str], None]
 
 
 def seconds_of(budget: str) -> float:
@@ -104,7 +104,9 @@ def differences(before: Recipe, after: Recipe) -> tuple[str, ...]:
     return tuple(line.replace('"', "") for line in lines)
 
 
-def run_all(chosen: Sequence[Experiment], seeds: int, say: Say, *, quiet: bool, until: float = math.inf) -> None:
+def run_all(
+    chosen: Sequence[Experiment], seeds: int, print_line: PrintLine, *, quiet: bool, until: float = math.inf
+) -> None:
     """Run every experiment with the seeds ``0 .. seeds - 1`` until a time, in seconds of :func:`time.monotonic`.
 
     Each run gets an equal share of the remaining time; see :func:`complete`.
@@ -118,7 +120,7 @@ def run_all(chosen: Sequence[Experiment], seeds: int, say: Say, *, quiet: bool, 
         limited = math.isfinite(seconds)
         limit = f", for {clock(seconds)}" if limited else ""
         place = f"[{number + 1}/{len(unfinished)}] {experiment.name}, seed {seed}"
-        say(f"{place}: from round {experiment.done(seed) + 1}{limit}")
+        print_line(f"{place}: from round {experiment.done(seed) + 1}{limit}")
         pause = Pause(experiment.recipe.train.comm_round, now + seconds) if limited else None
         complete(experiment.path, experiment.settings(seed), experiment.folder(seed), quiet=quiet, pause=pause)
 

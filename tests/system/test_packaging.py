@@ -90,7 +90,7 @@ def test_the_code_comes_from_the_wheels(venv):
 
 
 def all_of(venv, cwd, *commands):
-    """What these commands of ``labelskew`` say, one after the other in one process: starting one takes seconds."""
+    """Output of these commands of ``labelskew``, run in one process, because each start takes seconds."""
     script = "import shlex, sys\nfrom fl_labelskew_plugins.cli.main import main\n"
     script += "for words in sys.argv[1:]:\n    main(shlex.split(words), standalone_mode=False)"
     return venv.run("python", "-c", script, *commands, cwd=cwd).stdout

@@ -324,7 +324,7 @@ class Revocations:
     Args:
         tls: this process's certificate.
         copy: file for the newest list, so that a restarted process accepts no older one.
-        say: called when a list is loaded.
+        print_line: called when a list is loaded.
         warn: called if the file is invalid or this process's certificate is revoked.
 
     Raises:
@@ -337,10 +337,10 @@ class Revocations:
         tls: Files,
         *,
         copy: Path | None = None,
-        say: Callable[[str], None] = lambda line: None,
+        print_line: Callable[[str], None] = lambda line: None,
         warn: Callable[[str], None] = log.warn,
     ) -> None:
-        self._path, self._copy, self._say, self._warn = folder / REVOKED, copy, say, warn
+        self._path, self._copy, self._print_line, self._warn = folder / REVOKED, copy, print_line, warn
         self._name = folder / f"{tls.name}.pem"
         self._authority = x509.load_pem_x509_certificate(tls.ca)
         self._serial = x509.load_pem_x509_certificate(tls.certificate).serial_number
@@ -354,7 +354,7 @@ class Revocations:
         if self._serial in self._listed.entries:
             raise LabelSkewError(self._own_revoked)
         if self._listed.number:
-            self._say(f"{self._listed} applies from now on")
+            self._print_line(f"{self._listed} applies from now on")
 
     def save_copy(self) -> None:
         """Save a copy of the list, if its folder exists; later lists are copied when they are loaded."""
@@ -377,7 +377,7 @@ class Revocations:
             if newer.number != self._listed.number:
                 self._listed = newer
                 self.save_copy()
-                self._say(f"{self._listed} applies from now on")
+                self._print_line(f"{self._listed} applies from now on")
                 if self._serial in newer.entries:
                     self._warn(self._own_revoked)
             return self._listed

@@ -101,7 +101,7 @@ class SiloTransport(Transport):
 
     Args:
         tls: the silo's certificate; without it, the server must be on this machine.
-        say: called in another thread with log lines.
+        print_line: called in another thread with log lines.
         pin: called with the server's fingerprint; raises if it is wrong.
         revoked: the silo waits while the server's certificate is one of these.
 
@@ -116,7 +116,7 @@ class SiloTransport(Transport):
         *,
         tls: Files | None = None,
         spool: Spool | None = None,
-        say: Callable[[str], None] = lambda line: None,
+        print_line: Callable[[str], None] = lambda line: None,
         audit: Audit | None = None,
         pin: Callable[[str], None] | None = None,
         revoked: Revocations | None = None,
@@ -133,7 +133,7 @@ class SiloTransport(Transport):
         self.quiet = False
         """Whether to read and connect only when all messages are handled, so that times show the server nothing."""
         self.tls, self.revoked, self._trust = tls, revoked, Trust(address, tls, self.audit, pin, revoked)
-        self._spool, self._say = spool or Spool(), say
+        self._spool, self._print_line = spool or Spool(), print_line
         self._outbox: streams.Outbox | None = None
         self._cancel: Callable[[], Any] = lambda: None
         self._handling = False
@@ -195,7 +195,7 @@ class SiloTransport(Transport):
                 if heard:
                     pause = FIRST_PAUSE_S
                 if reason not in reasons and not self._stopping.is_set():
-                    self._say(f"waiting for the server at {self.address}: {reason}")
+                    self._print_line(f"waiting for the server at {self.address}: {reason}")
                     reasons.add(reason)
                 self._stopping.wait(pause * jitter.uniform(0.5, 1))
                 pause = min(2 * pause, LAST_PAUSE_S)
@@ -220,7 +220,7 @@ class SiloTransport(Transport):
                     return False, False, ""
             joined = any(key == streams.TAKEN for key, _ in call.initial_metadata() or ())
             if joined:
-                self._say(f"connected to the server at {self.address}")
+                self._print_line(f"connected to the server at {self.address}")
                 self.audit.note("connected", **known)
                 self._outbox = outbox
                 self.arrived.put(Message(Kind.JOINED, 0, self.rank))

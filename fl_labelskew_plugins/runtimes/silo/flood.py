@@ -15,7 +15,7 @@ class _Kind:
     """Lines of one kind in a window; ``held``: suppressed ones, ``last``: the last of these."""
 
     since: float
-    say: Callable[[str], None]
+    print_line: Callable[[str], None]
     lines: int = 0
     held: int = 0
     last: str = ""
@@ -24,22 +24,22 @@ class _Kind:
 class Flood:
     """Limits log lines about peers. Lines that differ only in numbers are of one kind."""
 
-    def __init__(self, say: Callable[[str], None], now: Callable[[], float] = time.monotonic) -> None:
-        self._say, self._now = say, now
+    def __init__(self, print_line: Callable[[str], None], now: Callable[[], float] = time.monotonic) -> None:
+        self._print_line, self._now = print_line, now
         self._kinds: dict[tuple[str, str], _Kind] = {}
 
-    def tell(
-        self, peer: str, event: str, *, times: int = 1, most: int = 1, say: Callable[[str], None] | None = None
+    def print_event(
+        self, peer: str, event: str, *, times: int = 1, most: int = 1, print_line: Callable[[str], None] | None = None
     ) -> None:
         """Log ``peer`` and a predicate about ``times`` events, or count it after ``most`` lines per window."""
         self.tick()
         key = (peer, re.sub(r"\d+", "#", event))
         if key not in self._kinds and sum(known == peer for known, _ in self._kinds) >= KINDS:
             key = (peer, "")
-        kind = self._kinds.setdefault(key, _Kind(self._now(), say or self._say))
+        kind = self._kinds.setdefault(key, _Kind(self._now(), print_line or self._print_line))
         if key[1] and kind.lines < most:
             kind.lines += 1
-            kind.say(f"{peer} {event}" + (f" ({times} times)" if times > 1 else ""))
+            kind.print_line(f"{peer} {event}" + (f" ({times} times)" if times > 1 else ""))
         else:
             kind.held += times
             kind.last = event
@@ -51,7 +51,7 @@ class Flood:
             kind = self._kinds.pop(key)
             if kind.held:
                 self._summarise(key[0], kind)
-                self._kinds[key] = _Kind(now, kind.say, lines=1)
+                self._kinds[key] = _Kind(now, kind.print_line, lines=1)
 
     def close(self) -> None:
         """Log all suppressed lines."""
@@ -61,4 +61,4 @@ class Flood:
         self._kinds.clear()
 
     def _summarise(self, peer: str, kind: _Kind) -> None:
-        kind.say(f"{peer} {kind.last} ({kind.held} more within {self._now() - kind.since:.0f} s)")
+        kind.print_line(f"{peer} {kind.last} ({kind.held} more within {self._now() - kind.since:.0f} s)")

@@ -41,9 +41,9 @@ NAME = "excluded.json"
 class Excluded:
     """Clients that the operator excludes in a file. ``str()`` lists their ranks, as the end of a message."""
 
-    def __init__(self, folder: Path, silos: int, say: Callable[[str], None], note: Callable[..., None]) -> None:
+    def __init__(self, folder: Path, silos: int, print_line: Callable[[str], None], note: Callable[..., None]) -> None:
         self.clients: set[int] = set()
-        self._folder, self._silos, self._say, self._note = folder, silos, say, note
+        self._folder, self._silos, self._print_line, self._note = folder, silos, print_line, note
         self._mistake = ""
 
     def __str__(self) -> str:
@@ -64,7 +64,7 @@ class Excluded:
         changed = sorted(before ^ self.clients)
         for client in changed:
             now = "excluded" if client in self.clients else "included"
-            self._say(f"silo {client + 1} is {now}")
+            self._print_line(f"silo {client + 1} is {now}")
             self._note(now, rank=client + 1)
         return bool(changed)
 
@@ -103,7 +103,7 @@ class Members:
     Args:
         recount: called when the excluded silos change.
         resume: how to resume the run, for messages.
-        tell: called with facts for ``labelskew status``.
+        set_status: called with facts for ``labelskew status``.
 
     Attributes:
         present: connected clients.
@@ -120,7 +120,7 @@ class Members:
         recount: Callable[[], None],
         warn: Callable[[str], None],
         resume: str,
-        tell: Callable[..., None],
+        set_status: Callable[..., None],
         seen: status.Silos,
     ) -> None:
         self.comm, self.warn, self.resume = recipe.comm, warn, resume
@@ -128,9 +128,9 @@ class Members:
         threshold = recipe.sums_alone and self.quorum != self.comm.min_clients
         self.needs = f"comm_args.{'secure_threshold' if threshold else 'min_clients'}"
         """The recipe's key with the number of silos that a round needs."""
-        self.clock = ListeningClock(transport, self.tell)
+        self.clock = ListeningClock(transport, self.write_status)
         self._seed, self._excluded, self._recount = recipe.common.random_seed, excluded, recount
-        self._tell_status, self._seen = tell, seen
+        self._set_status, self._seen = set_status, seen
         self.wanted: tuple[str, str, Callable[[], Iterable[int]]] = (status.RUNNING, "", list[int])
         """The current wait: the run's state, what the clients should send, and which clients are missing."""
         self.round, self.opening = -1, "opening exchange"
@@ -265,12 +265,12 @@ class Members:
         if self._excluded.read():
             self._recount()
 
-    def tell(self, *, now: bool = False) -> None:
+    def write_status(self, *, now: bool = False) -> None:
         """Update the status file: once per second, or ``now``."""
         if self._seen.due() or now:
             state, what, missing = self.wanted
             ranks = [client + 1 for client in sorted(missing())]
-            self._tell_status(
+            self._set_status(
                 state=state if ranks else status.RUNNING,
                 waiting_for={"what": what, "silos": ranks} if ranks else None,
                 silos=self._seen.rows(self.present, self.away, self.turned, self._excluded.clients),
@@ -341,7 +341,7 @@ class Poll(Generic[Answer]):
             if client in answers and not refused(client):
                 counted += 1
                 yield client
-        members.tell(now=True)
+        members.write_status(now=True)
         if counted < needed:
             raise RunError(
                 f"{where}: {counted} of at least {needed} {self.name} remain after refusals "

@@ -134,7 +134,7 @@ class CrossSilo(Runtime):
         self.folder.hold()  # after the transport, so that a failure to listen creates no folder
         if revoked is not None:
             revoked.save_copy()
-        self.folder.tell(state=status.WAITING, address=transport.address, quorum=quorum(self.recipe))
+        self.folder.set_status(state=status.WAITING, address=transport.address, quorum=quorum(self.recipe))
         self._audit.open(self.folder.path, "server")
         self.show.note(f"listening on {transport.address}" + ("" if comm.certs else ", only for this machine (no TLS)"))
         host, resume = self.host(self.recipe, self.folder.path), self.options.resume_command(self.folder.path)
@@ -178,7 +178,7 @@ class CrossSilo(Runtime):
             rank,
             tls=tls,
             spool=Spool(comm.upload_memory_mb * 2**20, self.folder.path),
-            say=self.show.note,
+            print_line=self.show.note,
             audit=self._audit,
             pin=guard.server if guard is not None and guard.policy.server_fingerprint else None,
             revoked=revoked,
@@ -210,7 +210,7 @@ class CrossSilo(Runtime):
             what = f"{authority}: the authority's key; its readers can create certificates of other silos"
             log.warn(f"{what}; move it to the machine where certificates are created")
         copy = self.folder.path / keys.REVOKED
-        return files, Revocations(Path(folder), files, copy=copy, say=self._report_list)
+        return files, Revocations(Path(folder), files, copy=copy, print_line=self._report_list)
 
     def _load_certificate(self, folder: Path, name: str) -> keys.Files:
         keys.require()

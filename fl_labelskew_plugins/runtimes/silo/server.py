@@ -369,16 +369,16 @@ class SiloServer(Manager):
         *,
         survey: bool = False,
     ) -> None:
-        self.recipe, self.say, self.warn = recipe, show.note, partial(show.note, level=log.WARNING)
+        self.recipe, self.print_line, self.warn = recipe, show.note, partial(show.note, level=log.WARNING)
         self.num_silos = recipe.train.client_num_in_total
         super().__init__(host, transport, SERVER, self.num_silos + 1)
-        excluded = Excluded(folder.path, self.num_silos, self.say, transport.audit.note)
+        excluded = Excluded(folder.path, self.num_silos, self.print_line, transport.audit.note)
         self.members = Members(recipe, transport, excluded, self._recount, self.warn, resume, folder.tell, seen)
         self.folder = folder
         self.rounds: Rounds | None = None
         self.sizes = [0] * self.num_silos if checkpoint is None else list(checkpoint.sizes)
         self.failed: dict[int, str] = {}
-        self.flood = Flood(self.say)
+        self.flood = Flood(self.print_line)
         self._expected = {client for client in range(self.num_silos) if checkpoint is None or self.sizes[client]}
         self._over = checkpoint is not None and checkpoint.round == recipe.train.comm_round
         self._processes: dict[int, Any] = {}
@@ -415,10 +415,14 @@ class SiloServer(Manager):
         """Wait for all silos; return the server's test data, if any. Raises RunError for too few silos."""
         self.members.read_excluded()
         test = facts.test_data(self.recipe)
-        self.census = Census(self.recipe, test, self.sizes, partial(self.tell, say=self.warn), summed=self._summed)
+        self.census = Census(
+            self.recipe, test, self.sizes, partial(self.print_event, print_line=self.warn), summed=self._summed
+        )
         if self._over:  # silos that have not heard of the end may still connect
             self.members.expect(self._expected)
-            self.say(f"all rounds are done; waiting up to {self.recipe.comm.reconnect_s:g} s to notify the silos")
+            self.print_line(
+                f"all rounds are done; waiting up to {self.recipe.comm.reconnect_s:g} s to notify the silos"
+            )
         else:
             self.members.gather(self._expected)
         return test
@@ -430,11 +434,11 @@ class SiloServer(Manager):
         silos = self.members.present - self.members.excluded
         if (made := self.folder.moments()) is None and (made := self.census.moments(silos)) is not None:
             values = " and ".join(few([f"{value:.4g}" for value in numbers], 3) for numbers in made)
-            self.say(f"mean and std of the training samples of {counted(len(silos), 'silo')} together: {values}")
+            self.print_line(f"mean and std of the training samples of {counted(len(silos), 'silo')} together: {values}")
             for client in self.census.unusual_moments(silos):
                 what = "reports a std of its samples that is more than 10 times larger or smaller than the median"
                 use = "check its data, or exclude it and begin a new run: mean and std stay the same in this run"
-                self.say(f"silo {client + 1} {what}; {use}", level=log.WARNING)
+                self.print_line(f"silo {client + 1} {what}; {use}", level=log.WARNING)
         return made
 
     def train(self, record: Record) -> None:
@@ -486,7 +490,7 @@ class SiloServer(Manager):
         members.wanted = status.RUNNING, what, lambda: filter(members.reachable, everybody - self._done)
         while any(map(members.reachable, everybody - self._done)) and members.clock.listen(until):
             pass
-        members.tell(now=True)
+        members.write_status(now=True)
 
     def welcome(self, client: int) -> None:
         """Send WELCOME to a silo, or turn it away if it comes too late."""
@@ -509,12 +513,14 @@ class SiloServer(Manager):
         """Refuse a silo; ``more``: further content of its FINISH."""
         self.members.turn_away(client, reason)
         self._recount()
-        self.tell(client, f"turned away: {reason}", self.warn)
+        self.print_event(client, f"turned away: {reason}", self.warn)
         self.send(Kind.FINISH, client + 1, meta={"done": False, "reason": reason, **more})
 
-    def tell(self, client: int, event: str, say: Callable[[str], None] | None = None, most: int = 1) -> None:
+    def print_event(
+        self, client: int, event: str, print_line: Callable[[str], None] | None = None, most: int = 1
+    ) -> None:
         """Print at most ``most`` lines of this kind about a silo per minute."""
-        self.flood.tell(f"silo {client + 1}", event, most=most, say=say)
+        self.flood.print_event(f"silo {client + 1}", event, most=most, print_line=print_line)
 
     def _hello(self, message: Message) -> None:
         client, meta = message.sender - 1, message.meta
@@ -533,7 +539,7 @@ class SiloServer(Manager):
         self.members.joined(client)
         if uncounted:
             self._recount()
-        self.tell(client, f"has connected ({len(self.members.present)} of {self.num_silos})", most=MAX_VISITS)
+        self.print_event(client, f"has connected ({len(self.members.present)} of {self.num_silos})", most=MAX_VISITS)
         if self.rounds is not None:
             self.rounds.session.admit(client, self.sizes[client], reported.counts)
         if self._farewell is not None:
@@ -547,14 +553,14 @@ class SiloServer(Manager):
     def _failed(self, message: Message) -> None:
         client, cause = message.sender - 1, reason(message)
         self.failed[client] = cause or "it has stopped"
-        self.tell(client, f"stopped: {cause or ''}", self.warn)
+        self.print_event(client, f"stopped: {cause or ''}", self.warn)
         self.members.left(client)
         self.members.away.add(client)
 
     def _left(self, message: Message) -> None:
         client = message.sender - 1
         if client in self.members.present:
-            self.tell(client, "has disconnected", most=MAX_VISITS)
+            self.print_event(client, "has disconnected", most=MAX_VISITS)
             self.members.left(client)
         if message.meta.get("revoked"):  # it cannot reconnect
             self.members.away.add(client)
@@ -562,7 +568,7 @@ class SiloServer(Manager):
     def _refused(self, message: Message) -> None:
         meta, sender = message.meta, message.sender
         peer = f"silo {sender}" if sender > 0 else "a stranger"
-        self.flood.tell(peer, f"refused: {meta['reason']}", times=meta.get("times", 1), say=self.warn)
+        self.flood.print_event(peer, f"refused: {meta['reason']}", times=meta.get("times", 1), print_line=self.warn)
 
     def _recount(self) -> None:
         """Update the federation: the samples of silos that were excluded or turned away do not count."""

@@ -114,7 +114,7 @@ class SummedOpening(Opening):
         summed = counted(samples, "training sample")
         if self.server.recipe.validation.per_client and sums.noise is None:
             summed += f" and {counted(tests, 'test sample')}"  # 0 if no silo has send_measures
-        self.server.say(f"{summed} of {silos} together")
+        self.server.print_line(f"{summed} of {silos} together")
         for client in sorted(members.present):
             self.server.welcome(client)
 

@@ -98,7 +98,7 @@ class SurveyExchange(SiloExchange):
             return
         if (refusal := reason(message)) is not None:
             self._answers[client], self._refusals[client] = ClassCounts(None), refusal
-            server.tell(client, f"sends no class counts: {refusal}", server.warn)
+            server.print_event(client, f"sends no class counts: {refusal}", server.warn)
             return
         try:
             self._answers[client] = self._checked(client, message)

@@ -30,7 +30,7 @@ from fl_labelskew_plugins.runs.progress import Pause
 from fl_labelskew_plugins.runtimes.processes import end, how_it_ended
 from fl_labelskew_plugins.show.progress import clock, in_words
 from fl_labelskew_plugins.studies.finished import number
-from fl_labelskew_plugins.studies.reproduce import Say, complete
+from fl_labelskew_plugins.studies.reproduce import PrintLine, complete
 from fl_labelskew_plugins.studies.sweep.plan import Planned, missing, states_of
 
 MEMORY_SHARE = 0.8
@@ -50,7 +50,7 @@ def run_all(
     *,
     jobs: int | None,
     memory: float | None,
-    say: Say,
+    print_line: PrintLine,
     host: str | None = None,
     pause: Pause | None = None,
 ) -> list[str]:
@@ -65,14 +65,14 @@ def run_all(
     slots = jobs or default_jobs(planned)
     bound = memory_bound(memory)
     begun = sum(state == "begun" for state in states.values())
-    say(
+    print_line(
         f"{counted(len(planned), 'run')}: {len(planned) - len(unfinished)} finished, {begun} to resume; "
         f"at most {slots} at a time, in {bound / 1e9:.1f} GB"
     )
-    return Pool(planned, unfinished, slots, bound, say, host, pause).work() if unfinished else []
+    return Pool(planned, unfinished, slots, bound, print_line, host, pause).work() if unfinished else []
 
 
-def run_here(run: Planned, say: Say, host: str | None = None) -> None:
+def run_here(run: Planned, print_line: PrintLine, host: str | None = None) -> None:
     """Finish one run in this process, on the first visible GPU, and print its result or the process that runs it.
 
     Raise MistakesError if this machine lacks the data or the GPU; see also :func:`.reproduce.complete`.
@@ -84,9 +84,11 @@ def run_here(run: Planned, say: Say, host: str | None = None) -> None:
         with interrupting():
             new = complete(run.base, run.settings, run.folder, quiet=True, host=host)
     except locks.HeldError as error:
-        say(f"{title}  skipped: {error.holder} is running it")
+        print_line(f"{title}  skipped: {error.holder} is running it")
     else:
-        say(f"{title}  {_result(run)}  {clock(time.monotonic() - begun)}" if new else f"{title}  already finished")
+        print_line(
+            f"{title}  {_result(run)}  {clock(time.monotonic() - begun)}" if new else f"{title}  already finished"
+        )
 
 
 def default_jobs(planned: Sequence[Planned]) -> int:
@@ -125,11 +127,11 @@ class Pool:
         left: Sequence[Planned],
         slots: int,
         bound: float,
-        say: Say,
+        print_line: PrintLine,
         host: str | None = None,
         pause: Pause | None = None,
     ) -> None:
-        self.all, self.waiting, self.slots, self.bound, self.say = planned, list(left), slots, bound, say
+        self.all, self.waiting, self.slots, self.bound, self.print_line = planned, list(left), slots, bound, print_line
         self.host, self.pause = host, pause
         self.running: list[RunProcess] = []
         self.failed: list[str] = []
@@ -175,7 +177,7 @@ class Pool:
             run = self.waiting[0]
             if run.folder.summary.exists():
                 self.left -= 1
-                self.say(f"{self._number()}  {run.name}  finished by another process")
+                self.print_line(f"{self._number()}  {run.name}  finished by another process")
             elif holder := locks.held_by(run.folder.path):
                 elsewhere[run.name] = holder
                 self.waiting.append(run)
@@ -186,7 +188,7 @@ class Pool:
             self._elsewhere = elsewhere.keys()
             runs = counted(len(elsewhere), "run")
             holders = few([f"{name} ({holder})" for name, holder in elsewhere.items()], 3)
-            self.say(f"waiting for {runs} of other processes: {holders}")
+            self.print_line(f"waiting for {runs} of other processes: {holders}")
         return False
 
     def _fits(self) -> bool:
@@ -229,7 +231,7 @@ class Pool:
             self.failed.append(f"{run.name}: {reason}")
         result = f"failed: {reason}" if code else _result(run)
         remaining = fmean(self.took) * self.left / max(1, min(self.slots, self.left, len(self.running) + 1))
-        self.say(f"{self._number()}  {run.name}  {result}  {clock(seconds)}  left {clock(remaining)}")
+        self.print_line(f"{self._number()}  {run.name}  {result}  {clock(seconds)}  left {clock(remaining)}")
 
     def _number(self) -> str:
         return f"{len(self.all) - self.left:>{len(str(len(self.all)))}}/{len(self.all)}"

@@ -36,7 +36,7 @@ def begin(monkeypatch):
     log.end()
 
 
-def say():
+def print_line():
     log.note("one\ntwo")
     log.note("odd", log.WARNING)
     log.warn("w")
@@ -45,7 +45,7 @@ def say():
 
 def test_log_lines_in_a_pipe_have_time_and_level(begin, capsys):
     begin()
-    say()
+    print_line()
     out, err = capsys.readouterr()
     assert (out.count("\n"), err.count("\n")) == (3, 3)
     lines = [re.fullmatch(f"{TIME} (.*)", line)[1] for line in (out + err).splitlines()]
@@ -54,7 +54,7 @@ def test_log_lines_in_a_pipe_have_time_and_level(begin, capsys):
 
 def test_json(begin, capsys):
     begin("json")
-    say()
+    print_line()
     lines = [json.loads(line) for text in capsys.readouterr() for line in text.splitlines()]
     assert all(re.fullmatch(TIME, line.pop("time")) for line in lines)
     assert lines[2:4] == [{"level": "WARNING", "message": "odd"}, {"level": "WARNING", "message": "w"}]
@@ -65,7 +65,7 @@ def test_json(begin, capsys):
 def test_plain_lines_equal_those_of_a_terminal(form, begin, capsys, monkeypatch):
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     begin(form)
-    say()
+    print_line()
     assert capsys.readouterr() == ("one\ntwo\nodd\n", "warning: w\nerror: a\nerror: b\n")
 
 

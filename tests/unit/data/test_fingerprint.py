@@ -87,6 +87,8 @@ def test_fingerprint_of_streamed_pictures_uses_names_and_sizes(tmp_path):
 
     one = made("one", [3, 4])
     assert made("two", [3, 4]) == one != made("three", [3, 5])
-    nowhere = [Images(files, (3, 8, 8), None) for files in (["a:1", "/b:2"], ["a:1", "/b:3"])]  # parts of archives, say
+    nowhere = [
+        Images(files, (3, 8, 8), None) for files in (["a:1", "/b:2"], ["a:1", "/b:3"])
+    ]  # parts of archives, print_line
     y = np.zeros(2, np.int64)
     assert len({fingerprint(Data(Arrays(x, y), Arrays(x[:0], y[:0]), ["a"])) for x in nowhere}) == 2

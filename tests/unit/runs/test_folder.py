@@ -185,7 +185,7 @@ def test_a_process_that_lost_its_lock_stops_writing(tmp_path):
     for write in (lambda: folder.append(folder.metrics, {"round": 1}), lambda: folder.write_text("summary.json", "{}")):
         with pytest.raises(RunError, match=f"{tmp_path}: process 7 on north has taken over this run"):
             write()
-    folder.tell(state="failed")
+    folder.set_status(state="failed")
     folder.release()
     assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {
         locks.NAME: theirs,

@@ -23,7 +23,7 @@ def shown(folder, *more, code=0):
 def folder(tmp_path):
     made = RunFolder(tmp_path / "run")
     made.hold()
-    made.tell(rounds=9, resume="labelskew run --resume run", state=status.RUNNING)
+    made.set_status(rounds=9, resume="labelskew run --resume run", state=status.RUNNING)
     made.write_text("recipe.yaml", "")
     for round in range(3):
         made.append(made.metrics, {"round": round} | ({"accuracy": 0.5} if round == 1 else {}))
@@ -81,7 +81,7 @@ def test_status_of_a_killed_process(folder):
     ],
 )
 def test_reason_of_an_interrupted_run(error, state, reason, folder):
-    with pytest.raises(type(error)), status.ending(folder.tell):
+    with pytest.raises(type(error)), status.ending(folder.set_status):
         raise error
     folder.release()
     known = status.read(folder.path)
@@ -94,9 +94,9 @@ def test_reason_of_an_interrupted_run(error, state, reason, folder):
 
 def test_status_is_not_written_without_the_lock_or_on_a_full_disk(folder):
     before = (folder.path / status.NAME).read_bytes()
-    RunFolder(folder.path).tell(state=status.FAILED)
+    RunFolder(folder.path).set_status(state=status.FAILED)
     (folder.path / f"{status.NAME}.part").mkdir()
-    folder.tell(state=status.FINISHED)
+    folder.set_status(state=status.FINISHED)
     assert (folder.path / status.NAME).read_bytes() == before
 
 
@@ -118,12 +118,12 @@ def test_runs_of_a_sweep(folder, tmp_path):
         made.hold()
         made.write_text("recipe.yaml", "")
         made.append(made.metrics, {"round": 0, "accuracy": 0.123})
-        made.tell(rounds=1, state=status.RUNNING)
+        made.set_status(rounds=1, state=status.RUNNING)
         made.release()
     done.write_json("summary.json", {})
-    broken.tell()
+    broken.set_status()
     broken.hold()
-    broken.tell(
+    broken.set_status(
         state=status.FAILED, reason="\x1b[2Jout of memory in round 2, client 3; use a smaller train_args.batch_size"
     )
     broken.release()
@@ -171,12 +171,12 @@ def test_a_damaged_status_file(text, folder):
 
 def test_values_of_wrong_types_are_damage_and_control_characters_are_removed(folder):
     silo = {"rank": 1, "name": "a\x1b[31m\nround 9/9", "since": "yesterday"}
-    folder.tell(silos=[silo], address="x")
+    folder.set_status(silos=[silo], address="x")
     assert shown(folder.path, code=2).startswith(f"error: {folder.path}/status.json: was changed or damaged; ")
-    folder.tell(silos=[silo | {"since": None}], reason="\x1b[2J")
+    folder.set_status(silos=[silo | {"since": None}], reason="\x1b[2J")
     assert "a?[31m?round 9/9" in shown(folder.path)
     folder.release()
-    folder.tell()
+    folder.set_status()
     assert "\x1b" not in shown(folder.path)
 
 

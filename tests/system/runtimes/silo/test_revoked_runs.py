@@ -119,7 +119,7 @@ def test_a_silo_leaves_a_revoked_server_and_waits_for_another(start, folder, at)
     server = start(machine="old server")
     address = server.transport.address
     said = []
-    silo = start.silo(address, 1, say=said.append)
+    silo = start.silo(address, 1, print_line=said.append)
     server.wait(Kind.HELLO)
     silo.wait(Kind.JOINED)
     server.send(Kind.WELCOME, 1)
@@ -152,7 +152,7 @@ def test_a_silo_leaves_a_revoked_server_and_waits_for_another(start, folder, at)
 def test_a_message_of_a_revoked_server_is_dropped_unread(start, folder, at):
     server = start()
     said = []
-    silo = start.silo(server.transport.address, 1, say=said.append)
+    silo = start.silo(server.transport.address, 1, print_line=said.append)
     server.wait(Kind.HELLO)
     silo.wait(Kind.JOINED)
     revoke(folder, ["server"])

@@ -174,7 +174,7 @@ def script(source):
 def test_a_silo_waits_for_a_late_or_restarted_server(start):
     lines = []
     address = f"127.0.0.1:{free_port()}"
-    silo = start.silo(address, say=lines.append)
+    silo = start.silo(address, print_line=lines.append)
     wait_until(lambda: lines)
     assert lines.pop() == f"waiting for the server at {address}: Connection refused"
     first = start(address)
@@ -580,7 +580,7 @@ def test_the_certificate_identifies_a_silo(start, certificates):
 def test_a_wrong_kind_of_certificate_is_explained(start, certificates, name):
     server = start(tls=True)
     lines = []
-    silo = start.silo(server.transport.address, tls=name and files(certificates, name), say=lines.append)
+    silo = start.silo(server.transport.address, tls=name and files(certificates, name), print_line=lines.append)
     wait_until(lambda: lines)
     assert not silo.transport.receive(0.5)
     assert lines == [

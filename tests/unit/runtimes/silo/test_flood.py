@@ -11,13 +11,13 @@ def test_equal_messages_are_shown_once_per_minute_and_counted():
     server = Told()
     for n in range(400):
         server.now = n / 300
-        server.flood.tell("silo 2", f"refused: sent {n} bytes")
-    server.flood.tell("silo 3", "refused: sent 5 bytes")  # another peer
+        server.flood.print_event("silo 2", f"refused: sent {n} bytes")
+    server.flood.print_event("silo 3", "refused: sent 5 bytes")  # another peer
     assert server.lines == ["silo 2 refused: sent 0 bytes", "silo 3 refused: sent 5 bytes"]
     server.now = 61
-    server.flood.tell("silo 1", "has disconnected")
+    server.flood.print_event("silo 1", "has disconnected")
     assert server.lines[2:] == ["silo 2 refused: sent 399 bytes (399 more within 61 s)", "silo 1 has disconnected"]
-    server.flood.tell("silo 2", "refused: sent 7 bytes")  # its next minute has begun
+    server.flood.print_event("silo 2", "refused: sent 7 bytes")  # its next minute has begun
     server.now = 90
     server.flood.close()
     assert server.lines[4:] == ["silo 2 refused: sent 7 bytes (1 more within 29 s)"]
@@ -25,16 +25,16 @@ def test_equal_messages_are_shown_once_per_minute_and_counted():
 
 def test_after_a_quiet_minute_a_message_is_shown_at_once():
     server = Told()
-    server.flood.tell("silo 2", "has disconnected")
+    server.flood.print_event("silo 2", "has disconnected")
     server.now = 60
-    server.flood.tell("silo 2", "has disconnected")
+    server.flood.print_event("silo 2", "has disconnected")
     assert server.lines == ["silo 2 has disconnected"] * 2
 
 
 def test_a_peer_with_ever_new_reasons_gets_no_more_messages():
     server = Told()
     for n in range(1000):
-        server.flood.tell("a stranger", "refused: " + "x" * n)
+        server.flood.print_event("a stranger", "refused: " + "x" * n)
     assert len(server.lines) == KINDS
     server.flood.close()
     assert len(server.lines) == KINDS + 1
@@ -44,9 +44,9 @@ def test_a_peer_with_ever_new_reasons_gets_no_more_messages():
 def test_limits_and_counts_of_messages():
     server = Told()
     for _ in range(8):
-        server.flood.tell("silo 1", "has disconnected", most=5)
-    server.flood.tell("a stranger", "refused: no certificate", times=12)
-    server.flood.tell("a stranger", "refused: no certificate", times=3)
+        server.flood.print_event("silo 1", "has disconnected", most=5)
+    server.flood.print_event("a stranger", "refused: no certificate", times=12)
+    server.flood.print_event("a stranger", "refused: no certificate", times=3)
     server.flood.close()
     assert server.lines == [
         *["silo 1 has disconnected"] * 5,
@@ -59,8 +59,8 @@ def test_limits_and_counts_of_messages():
 def test_messages_of_another_level_are_counted_separately():
     server, warned = Told(), []
     for _ in range(2):
-        server.flood.tell("silo 1", "turned away", say=warned.append)
-    server.flood.tell("silo 1", "is here")
+        server.flood.print_event("silo 1", "turned away", print_line=warned.append)
+    server.flood.print_event("silo 1", "is here")
     server.now = 61
     server.flood.tick()
     assert warned == ["silo 1 turned away", "silo 1 turned away (1 more within 61 s)"]

@@ -26,7 +26,7 @@ def members(tmp_path):
     excluded = Excluded(tmp_path, 3, lines.append, lambda event, **facts: None)
     seen = status.Silos([""] * 3)
     made = Members(
-        recipe, Silent(), excluded, lambda: None, lines.append, "go on", tell=lambda **facts: None, seen=seen
+        recipe, Silent(), excluded, lambda: None, lines.append, "go on", set_status=lambda **facts: None, seen=seen
     )
     made.lines, made.round = lines, 0
     for client in (0, 1, 2):

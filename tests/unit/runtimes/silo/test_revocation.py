@@ -25,7 +25,7 @@ def watch(folder):
 
     def watch(name="server", **options):
         said, warned = [], []
-        made = Revocations(folder, certs.read(folder, name), say=said.append, warn=warned.append, **options)
+        made = Revocations(folder, certs.read(folder, name), print_line=said.append, warn=warned.append, **options)
         return made, said, warned
 
     return watch
