@@ -6,6 +6,7 @@ import traceback
 import numpy as np
 import pytest
 import torch
+from error_messages import message
 from fl_labelskew_registry import (
     Arrays,
     Batch,
@@ -199,8 +200,7 @@ def test_a_network_with_a_features_module_is_called_as_before():
     other = copy.deepcopy(checked(net(features=nn.Sequential(nn.Flatten()), classifier=nn.Linear(4, 3))))
     assert other.features(torch.ones(2, 2, 2)).shape == (2, 4)
     assert other.state_dict().keys() == {"classifier.weight", "classifier.bias"}
-    with pytest.raises(HookError, match="returned a tensor of shape"):
-        other.features(torch.ones(2, 3))
+    assert "returned a tensor of shape" in message(lambda: other.features(torch.ones(2, 3)), kind=HookError)
 
 
 # What an author's own code raises

@@ -246,5 +246,4 @@ def test_trainer_names_wrong_labels_and_unknown_data():
     trainer.set_model_params(network().state_dict())
     with pytest.raises(LabelSkewError, match=r"dataset\[5\]\[1\]: labels are not integers from 0 to 3"):
         trainer.train(data[5][1], "cpu", args)
-    with pytest.raises(LabelSkewError, match="no entry contains the object train_data"):
-        trainer.train(list(data[5][1]), "cpu", args)
+    assert "no entry contains the object train_data" in message(lambda: trainer.train(list(data[5][1]), "cpu", args))

@@ -4,6 +4,7 @@ import math
 import sys
 
 import pytest
+from error_messages import message
 from fl_labelskew_registry import LabelSkewError, RunError
 from recipe_texts import cross_silo, text_with
 from scipy.optimize import brentq
@@ -170,8 +171,7 @@ def test_a_damaged_ledger_is_not_replaced(tmp_path, damage):
     ledger(tmp_path).spend([WEIGHTS], "a", run="r", round=0)
     file = tmp_path / "privacy.jsonl"
     file.write_bytes(damage + file.read_bytes())
-    with pytest.raises(LabelSkewError, match="is not a privacy ledger; restore the original file, or remove"):
-        ledger(tmp_path)
+    assert "is not a privacy ledger; restore the original file, or remove" in message(lambda: ledger(tmp_path))
 
 
 def test_without_the_ledger_a_silo_does_not_answer(tmp_path):

@@ -6,7 +6,7 @@ import stat
 
 import pytest
 import torch
-from fl_labelskew_registry import LabelSkewError
+from error_messages import message
 
 from fl_labelskew_plugins.machine.files import copied, open_regular, read_bytes, read_lines, replacing, write_text
 from fl_labelskew_plugins.plots import figure, save
@@ -91,8 +91,7 @@ def test_open_regular_reads_links_but_no_fifo_or_device(tmp_path):
 
 
 def test_read_lines_of_an_unreadable_file_is_a_one_line_error(tmp_path):
-    with pytest.raises(LabelSkewError, match=f"^{tmp_path}: cannot be read: Is a directory$"):
-        read_lines(tmp_path)
+    assert message(lambda: read_lines(tmp_path)) == f"{tmp_path}: cannot be read: Is a directory"
 
 
 @pytest.mark.parametrize(("private", "mode"), [(True, 0o600), (False, 0o640)])

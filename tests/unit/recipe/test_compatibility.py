@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from error_messages import message
 from fl_labelskew_registry import Aggregated, LabelSkewError, catalog
 
 from fl_labelskew_plugins.cli import plugins
@@ -95,13 +96,11 @@ def test_changes_are_not_weights_to_protect():
 
 def test_an_optimiser_that_needs_withheld_contributions_is_refused():
     silos = ["common_args.training_type=cross_silo", "comm_args.backend=GRPC", "comm_args.send_contributions=false"]
-    match = r"send_contributions: false cannot be used with federated_optimizer SCAFFOLD"
-    with pytest.raises(LabelSkewError, match=match):
-        parse.parse(BASE, overrides=["train_args.federated_optimizer=SCAFFOLD", *silos])
+    line = message(lambda: parse.parse(BASE, overrides=["train_args.federated_optimizer=SCAFFOLD", *silos]))
+    assert "send_contributions: false cannot be used with federated_optimizer SCAFFOLD" in line
     parse.parse(BASE, overrides=silos)
     drift = ["train_args.federated_optimizer=FedDC", *silos]
-    with pytest.raises(LabelSkewError, match="FedDC, which sends more than weights"):
-        parse.parse(BASE, overrides=drift)
+    assert "FedDC, which sends more than weights" in message(lambda: parse.parse(BASE, overrides=drift))
 
 
 def test_a_method_that_needs_single_contributions_excludes_sums(monkeypatch):

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 import torch
+from error_messages import message
 from fl_labelskew_registry import Data, LabelSkewError, Method
 from torch import nn
 
@@ -76,10 +77,8 @@ def test_inspecting_a_module_keeps_its_modes():
 def test_a_relu_behind_the_head_is_detected(bias):
     net = Net(after=nn.ReLU())
     nn.init.constant_(net.head.bias, bias)
-    with pytest.raises(
-        LabelSkewError, match="Net does not return the output of head, its last Linear layer with an output per class"
-    ):
-        ModuleNetwork(net).build((1, 4, 4), 3)
+    line = message(lambda: ModuleNetwork(net).build((1, 4, 4), 3))
+    assert "Net does not return the output of head, its last Linear layer with an output per class" in line
 
 
 def test_a_module_with_features_and_classifier_is_used_unchanged():

@@ -98,8 +98,7 @@ def test_going_back_restores_a_checkpoint_and_moves_later_files(tmp_path):
     for round in (1, 2, 3, 4):
         saved(folder, states, round, keep=3)
     (tmp_path / "summary.json").write_text("{}")
-    with pytest.raises(LabelSkewError, match="no checkpoint of the end of round 1; existing ones: 2, 3 and 4 "):
-        folder.go_back(1)
+    assert "no checkpoint of the end of round 1; existing ones: 2, 3 and 4 " in message(lambda: folder.go_back(1))
     assert folder.go_back(4) == ""
     assert (tmp_path / "summary.json").exists()
     said = folder.go_back(2)
@@ -113,8 +112,7 @@ def test_going_back_restores_a_checkpoint_and_moves_later_files(tmp_path):
     assert not (tmp_path / "summary.json").exists()
     assert (tmp_path / "abandoned-1" / "summary.json").exists()
     assert StateStore(folder.states, back.states, None, folder.indices(2)).get(1)["hpm.w"].tolist() == [2, 2]
-    with pytest.raises(LabelSkewError, match="existing ones: only 2"):
-        folder.go_back(9)
+    assert "existing ones: only 2" in message(lambda: folder.go_back(9))
     saved(folder, StateStore(folder.states, back.states, None, folder.indices(2)), 3, keep=3)
     folder.checkpoint.write_bytes(b"broken")
     assert folder.go_back(2).startswith("back at the end of round 2; ")
@@ -142,8 +140,7 @@ def test_a_damaged_or_newer_header_is_a_line(tmp_path, meta):
     folder.checkpoint.parent.mkdir()
     header = {"seconds": 1.0} | meta if isinstance(meta, dict) else meta
     save_atomic({}, folder.checkpoint, {"labelskew": json.dumps(header)})
-    with pytest.raises(LabelSkewError, match=r"latest\.safetensors is not a checkpoint of a run: "):
-        folder.load_checkpoint()
+    assert "latest.safetensors is not a checkpoint of a run: " in message(folder.load_checkpoint)
 
 
 def test_summary_by_hand():

@@ -3,6 +3,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from error_messages import message
 from fl_labelskew_registry import Arrays, Data, LabelSkewError, RunError
 
 from fl_labelskew_plugins.engine.local import LocalResult
@@ -71,8 +72,7 @@ def test_a_run_is_not_resumed_with_other_samples(tmp_path):
     assert len(json.loads((tmp_path / "run" / "environment.json").read_text())["data"]) == 32
     record(resume=True)
     np.savez(tmp_path / "d.npz", x=x + 0.5, y=y)  # the same partition
-    with pytest.raises(LabelSkewError, match=r"the samples differ from the run's; use the original data set"):
-        record(resume=True)
+    assert "the samples differ from the run's; use the original data set" in message(lambda: record(resume=True))
 
 
 def grouped(folder, *overrides):

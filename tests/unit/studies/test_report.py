@@ -2,6 +2,7 @@ import json
 import math
 
 import pytest
+from error_messages import message
 from fl_labelskew_registry import LabelSkewError, MistakesError, catalog, load
 from run_folders import folder, resolved
 
@@ -417,8 +418,7 @@ def test_selected_rows_are_ranked_among_each_other(tmp_path):
     assert report.only(found, ["fedlc"])["difference"].tolist() == pytest.approx([10, 20])  # from one not shown
     with pytest.raises(LabelSkewError, match=r"'fedlx' .* allowed: fedavg, 'fedlc, tau=1.0', .* did you mean fedlc"):
         names("fedlx")
-    with pytest.raises(LabelSkewError, match="--only: no row matches all these names; use fewer names"):
-        names("fedrs", "pcdd")
+    assert "--only: no row matches all these names; use fewer names" in message(lambda: names("fedrs", "pcdd"))
 
 
 def swept(path, names, recipes):
@@ -546,8 +546,7 @@ def test_the_table_from_python_equals_the_printed_numbers(tmp_path):
     assert "<td>&lt;b&gt;</td>" in both._repr_html_()  # as a notebook shows it
     with pytest.raises(MistakesError, match="no such folder"):
         printed.report([tmp_path, tmp_path / "nope"])
-    with pytest.raises(LabelSkewError, match="no runs to report"):
-        printed.report([])
+    assert "no runs to report" in message(lambda: printed.report([]))
 
 
 def test_seeds_in_another_order_share_a_rank(tmp_path):

@@ -117,8 +117,7 @@ def test_keys_are_readable_only_by_their_owner(made):
 
 def test_nothing_is_overwritten(folder):
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    with pytest.raises(LabelSkewError, match=r"ca\.pem: exists already; use --add"):
-        certs.new(folder, 2)
+    assert "ca.pem: exists already; use --add" in message(lambda: certs.new(folder, 2))
     assert certs.new(folder, 4, add=True) == ["silo-3", "silo-4"]
     assert certs.new(folder, 4, add=True) == []
     after = {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -129,8 +128,7 @@ def test_nothing_is_overwritten(folder):
 
 def test_an_existing_key_without_certificate_is_kept(tmp_path):
     (tmp_path / "silo-1.key").write_text("precious")
-    with pytest.raises(LabelSkewError, match=r"silo-1\.key: exists already"):
-        certs.new(tmp_path, 1)
+    assert "silo-1.key: exists already" in message(lambda: certs.new(tmp_path, 1))
     assert (tmp_path / "silo-1.key").read_text() == "precious"
 
 
@@ -205,8 +203,7 @@ def test_errors_of_adding(folder, spoil, arguments, said):
 
 def test_an_unwritable_folder_is_an_error(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(LabelSkewError, match="cannot be written: Not a directory"):
-        certs.new(tmp_path / "file" / "certs", 1)
+    assert "cannot be written: Not a directory" in message(lambda: certs.new(tmp_path / "file" / "certs", 1))
 
 
 # Reading
