@@ -91,12 +91,3 @@ def test_uniform_targets_need_no_model(world):
     majority = [True, True, True, False, False]
     expected = naive_distillation(batch.logits, torch.zeros(16, 5), batch.labels, 1.0, majority)
     assert method.terms(batch, view)["distillation"].item() == pytest.approx(expected, rel=1e-5)
-
-
-@pytest.mark.parametrize("teacher", ["global", "uniform"])
-def test_two_rounds_on_digits(digits, teacher):
-    run = digits("fedlmd", teacher=teacher)
-    for clients in ([0, 1], [1, 2]):
-        for result in run.play(clients).values():
-            assert result.loss_terms["distillation"] > 0
-            assert result.state == {}

@@ -51,16 +51,6 @@ def begun(method, world, **changes):
 
 
 class TestFLDA:
-    def test_neutral_setting_keeps_nothing(self, world):
-        method = FLDA(FLDA.Params(general_share=1.0))
-        view = begun(method, world)
-        assert method.private_parameters(view) == []
-        method.after_round(view)
-        assert view.state == {}
-        world.net.eval()
-        assert torch.equal(method.private_logits(world.x, view), world.net(world.x))
-        assert method.deviations() == []
-
     @pytest.mark.parametrize("mixture", ["logits", "probabilities"])
     def test_it_may_begin_as_the_general_model(self, world, mixture):
         """Two equal models mix to one of them, whatever the gate, which so learns nothing."""

@@ -42,12 +42,6 @@ def test_hand_numbers():
     assert not z.grad.any()
 
 
-def test_mu_zero_keeps_nothing(world):
-    empty = world.client()
-    MOON(MOON.Params(mu=0.0)).after_round(empty)
-    assert empty.state == {}
-
-
 def test_a_clients_first_round_has_no_contrast(world, assert_plain):
     method, view = MOON(), world.client()
     method.before_round(view)
