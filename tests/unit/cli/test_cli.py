@@ -148,9 +148,6 @@ def test_a_broken_plugin_is_listed_and_its_details_are_one_line(monkeypatch):
     (line,) = errors("methods", "aaa")
     assert line.startswith("method 'aaa' of distribution somebody (no.such.module:Thing) does not import: ")
     assert call("methods", "fedrs").output.startswith("fedrs: ")
-
-
-def test_an_unknown_plugin():
     (line,) = errors("methods", "fedm")
     assert line.endswith("(nearest: fedmr)")
 
@@ -295,13 +292,6 @@ def test_report_shows_finished_runs_and_names_the_others(tmp_path):
     ]
 
 
-def test_a_missing_baseline_is_a_one_line_error(tmp_path):
-    run = folder(tmp_path / "a", resolved(), [0.5])
-    assert errors("report", run, "--baseline", "fedvag") == [
-        "baseline: 'fedvag' is unknown; allowed: fedavg; did you mean fedavg?"
-    ]
-
-
 def test_report_writes_page_and_picture_atomically(tmp_path):
     run = folder(tmp_path / "a", resolved(), [0.5])
     call("report", run, "--html", tmp_path / "r.html", "--plot", tmp_path / "r.png", "--last", "1")
@@ -313,9 +303,8 @@ def test_report_writes_page_and_picture_atomically(tmp_path):
         "--plot r.jpg: unsupported picture format; use a name that ends in .png or .pdf or .svg"
     ]
     assert errors("report", run, "--width", "3") == ["--width 3.0: needs --plot; use it with --plot FILE"]
-    assert errors("report", run, "--html", tmp_path / "no" / "r.html") == [
-        f"{tmp_path / 'no' / 'r.html'}: cannot be written: No such file or directory"
-    ]
+    line = "baseline: 'fedvag' is unknown; allowed: fedavg; did you mean fedavg?"
+    assert errors("report", run, "--baseline", "fedvag") == [line]
 
 
 # Run
