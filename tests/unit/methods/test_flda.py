@@ -125,19 +125,6 @@ class TestFLDA:
         view = begun(FLDA(), world)
         assert len(FLDA().private_parameters(view)) == 4 + 1
 
-    def test_two_rounds_on_digits(self, digits):
-        method = digits("flda")
-        method.play([0, 1])
-        first = dict(method.states[0])
-        assert first.keys() == {"gate", *(f"private.{k}" for k in method.server.weights)}
-        assert not torch.equal(first["private.classifier.weight"], method.states[1]["private.classifier.weight"])
-        results = method.play([0, 2])
-        assert all(not torch.equal(first[k], v) for k, v in method.states[0].items())
-        assert results[0].upload.keys() == method.server.weights.keys()
-        assert results[0].contributions == {}
-        right, number = results[0].personalised
-        assert 0 < right <= number
-
     def test_all_clients_begin_with_the_same_other_network(self, digits):
         method, again = digits("flda"), digits("flda")
         torch.rand(1)

@@ -75,10 +75,7 @@ def test_exact_data_are_named():
     [
         ([], "in the uploads of fedmr, counts in the uploads of fedmr; use noise on it"),
         (["method_args.method=fedlc"], "at level silo does not bound weights; use noise on it (method_args.count_no"),
-        (
-            ["method_args.method=fedshift + fedrs", "method_args.fedrs={upload_clip: 1, upload_sigma: 1}"],
-            "does not bound counts; use noise on it",
-        ),
+        (["method_args.method=fedshift + fedrs", "method_args.fedrs={upload_clip: 1, upload_sigma: 1}"], "counts; use"),
         (["method_args.method=fedrs", "method_args.upload_clip=1"], "does not bound weights; use noise on it"),
         (["method_args.method=fedavg", *GAUSSIAN], "does not bound weights; use level: claim, or upload_clip of FedRS"),
     ],

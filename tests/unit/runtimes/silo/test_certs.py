@@ -181,11 +181,7 @@ def test_an_added_certificate_lasts_no_longer_than_its_authority(folder):
         (lambda f: (f / "ca.key").write_text("no key"), {}, "ca.key: is not a private key from"),
         (lambda f: (f / "ca.key").write_bytes((f / "server.key").read_bytes()), {}, "ca.key: is not the key of"),
         (lambda f: (f / "ca.pem").unlink(), {}, "ca.pem: does not exist; use --add where"),
-        (
-            lambda f: None,
-            {"hosts": ["fl.example.org"]},
-            "--server: {}/server.pem exists already; use `labelskew certs renew server`",
-        ),
+        (lambda f: None, {"hosts": ["fl.example.org"]}, "--server: {}/server.pem exists already; use `labelskew ce"),
         (lambda f: None, {"hosts": ["a b"]}, "--server: 'a b' is not a host name or an IP address"),
     ],
 )

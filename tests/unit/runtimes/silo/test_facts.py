@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from error_messages import message
 from fl_labelskew_registry import LabelSkewError, RunError
-from recipe_texts import cross_silo
+from recipe_texts import SILOS, cross_silo
 
 from fl_labelskew_plugins.data import stats
 from fl_labelskew_plugins.data.isic2019 import ISIC2019
@@ -18,15 +18,7 @@ from fl_labelskew_plugins.runtimes.silo import facts as silos
 from fl_labelskew_plugins.runtimes.silo.client import SiloClient, about, noise_seed, secret
 from fl_labelskew_plugins.runtimes.silo.summed import weaknesses
 
-RECIPE = """\
-common_args: {training_type: cross_silo}
-data_args: {dataset: digits}
-partition_args: {partition_method: pcdd, classes_per_client: 4}
-model_args: {model: mlp, hidden: [8]}
-train_args: {client_num_in_total: 3, epochs: 2}
-method_args: {method: fedshift, count_noise: 2}
-comm_args: {backend: GRPC}
-"""
+RECIPE = SILOS.replace("method: fedavg", "method: fedshift, count_noise: 2")
 
 
 def parsed(*overrides):
@@ -176,11 +168,11 @@ def test_invalid_facts_are_refused(change, words):
 
 def test_agreement_covers_settings_that_affect_results():
     server = json.loads(json.dumps(silos.agreed(parsed())))
-    same = ["method_args.count_noise=5", "device_args.threads=1"]
+    same = ["method_args.count_noise=5", "device_args.threads=2"]
     same += ["comm_args.send_measures=true", "data_args.download=true"]
     silos.check_agreement(server, parsed(*same))
     for override, words in [
-        ("train_args.learning_rate=0.5", "train_args.learning_rate: 0.5 here and 0.01 at the server; use the"),
+        ("train_args.learning_rate=0.5", "train_args.learning_rate: 0.5 here and 0.1 at the server; use the"),
         ("common_args.random_seed=3", "common_args.random_seed: 3 here and 0 at the server"),
         ("method_args.smoothing=3", "method_args.smoothing: 3.0 here and 1.0 at the server"),
         ("model_args.hidden=[9]", "model_args.hidden"),
