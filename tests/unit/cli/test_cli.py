@@ -299,9 +299,8 @@ def test_report_writes_page_and_picture_atomically(tmp_path):
     call("report", run, "--plot", tmp_path / "r.SVG", "--width", 3.25)
     assert {file.name for file in tmp_path.iterdir()} == {"a", "r.html", "r.png", "r.SVG"}
     assert 'width="234pt"' in (tmp_path / "r.SVG").read_text()
-    assert errors("report", run, "--plot", "r.jpg") == [
-        "--plot r.jpg: unsupported picture format; use a name that ends in .png or .pdf or .svg"
-    ]
+    line = "--plot r.jpg: unsupported picture format; use a name that ends in .png or .pdf or .svg"
+    assert errors("report", run, "--plot", "r.jpg") == [line]
     assert errors("report", run, "--width", "3") == ["--width 3.0: needs --plot; use it with --plot FILE"]
     line = "baseline: 'fedvag' is unknown; allowed: fedavg; did you mean fedavg?"
     assert errors("report", run, "--baseline", "fedvag") == [line]

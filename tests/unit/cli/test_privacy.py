@@ -82,9 +82,8 @@ def test_mistakes_are_one_line_errors(tmp_path, recipe, monkeypatch):
     Ledger(silo / "privacy.jsonl").spend([Noise("weights")], "a", run="r")
     (line,) = errors("privacy", tmp_path)
     assert line.endswith(f"use a silo's own folder, such as {silo}")
-    assert errors("privacy", silo, "--samples", 3) == [
-        "--samples: needs a recipe, but this is a ledger; use a recipe, or only the ledger"
-    ]
+    line = "--samples: needs a recipe, but this is a ledger; use a recipe, or only the ledger"
+    assert errors("privacy", silo, "--samples", 3) == [line]
     assert errors("privacy", tmp_path / "no.jsonl") == [f"{tmp_path / 'no.jsonl'}: no such file; {use}"]
     (line,) = errors("privacy", recipe, *BUDGET)
     assert line.startswith("--set privacy_args.budget: epsilon 8 at level silo does not bound weights, ")

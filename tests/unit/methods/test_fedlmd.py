@@ -49,12 +49,6 @@ def test_hand_numbers():
     )
 
 
-def test_without_majority_labels_it_is_not_true_distillation():
-    z, g, y = drawn(5, 4)
-    none = majority_labels(torch.full((4,), 7))
-    assert torch.equal(not_true_distillation(z, g, y, masked=none, tau=2.0), not_true_distillation(z, g, y, tau=2.0))
-
-
 def test_a_sample_without_another_minority_label_counts_zero():
     z, g, _ = drawn(2, 3)
     y, majority = torch.tensor([2, 0]), torch.tensor([True, True, False])

@@ -253,9 +253,3 @@ PROPERTY, STATIC, CLASS = "@property\n    ", "@staticmethod\n    ", "@classmetho
 )
 def test_a_hook_that_would_not_be_called_is_refused(refused, kind, body, message):
     assert refused(kind, body) == message
-
-
-def test_every_built_in_plugin_has_only_called_hooks():
-    for kind in catalog.CONTRACTS:
-        for entry in catalog.entries(kind):
-            catalog.load(kind, entry.name)
