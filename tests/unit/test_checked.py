@@ -199,9 +199,6 @@ def test_a_network_with_a_features_module_is_called_as_before():
     assert "returned a tensor of shape" in message(lambda: other.features(torch.ones(2, 3)), kind=HookError)
 
 
-# What an author's own code raises
-
-
 def helper(values):
     raise ValueError("two\nlines" if values is None else "torch's")
 
@@ -276,8 +273,6 @@ def test_the_part_of_a_combination_is_named():
     with pytest.raises(HookError, match=rf"^Mine.loss \({__name__}\) returned an empty dict; "):
         combine({"fedlc": FedLC(), "mine": empty}).loss(batch(), view())
 
-
-# In runs
 
 RECIPE = """\
 data_args: {dataset: digits}

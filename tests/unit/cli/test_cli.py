@@ -20,9 +20,6 @@ MODELINE = "# yaml-language-server: $schema=recipe.schema.json\n"
 HOSPITALS = ROOT / "examples" / "hospitals"
 
 
-# How a verb ends
-
-
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [
@@ -63,9 +60,6 @@ def test_help_has_complete_sentences(path):
         if option.param_type_name == "option":
             assert option.help, option.name
             assert re.sub(r"  \[default: .*\]$", "", option.help).endswith("."), option.help
-
-
-# Plugins
 
 
 @pytest.mark.parametrize(
@@ -150,9 +144,6 @@ def test_a_broken_plugin_is_listed_and_its_details_are_one_line(monkeypatch):
     assert call("methods", "fedrs").output.startswith("fedrs: ")
     (line,) = errors("methods", "fedm")
     assert line.endswith("(nearest: fedmr)")
-
-
-# Recipes
 
 
 def test_a_plugin_in_an_unknown_group_is_reported(register, tmp_path):
@@ -279,9 +270,6 @@ def test_schema_is_json():
     assert json.loads(call("schema").output)["$defs"]["recipe"]["properties"]["method_args"]
 
 
-# Report
-
-
 def test_report_shows_finished_runs_and_names_the_others(tmp_path):
     (tmp_path / "c").mkdir()
     result = call("report", folder(tmp_path / "a", resolved(), [0.5]), tmp_path / "b", tmp_path / "c", code=2)
@@ -304,9 +292,6 @@ def test_report_writes_page_and_picture_atomically(tmp_path):
     assert errors("report", run, "--width", "3") == ["--width 3.0: needs --plot; use it with --plot FILE"]
     line = "baseline: 'fedvag' is unknown; allowed: fedavg; did you mean fedavg?"
     assert errors("report", run, "--baseline", "fedvag") == [line]
-
-
-# Run
 
 
 def test_run_passes_on_all_options(monkeypatch, tmp_path):

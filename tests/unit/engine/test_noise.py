@@ -138,9 +138,6 @@ def test_too_few_bits_and_too_little_noise_are_errors():
         sums(bits=16, multiplier=0.01, clip=0.001, largest=1.0)
 
 
-# In what a client adds
-
-
 NOISY = [
     *("train_args.client_num_in_total=5", "comm_args.secure_aggregation=true"),
     *("privacy_args.noise_multiplier=0.5", "privacy_args.clip=0.1"),

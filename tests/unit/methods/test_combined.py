@@ -241,8 +241,6 @@ def test_weights_without_effect_are_refused(value):
     assert last.method.aggregation == ("samples" if value == "participants" else "population")
 
 
-# Silos' own choices
-
 FEDERATION = """\
 common_args: {training_type: cross_silo}
 data_args: {dataset: digits}

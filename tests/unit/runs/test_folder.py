@@ -29,10 +29,8 @@ def test_non_finite_numbers_are_null_in_a_line(tmp_path):
     """Finite weights may have a loss that is not; NaN and Infinity are no JSON."""
     folder, inf = RunFolder(tmp_path), float("inf")
     folder.append(folder.metrics, {"round": 0, "loss": inf - inf, "loss_terms": {"a": inf, "b": 2.5}, "recall": [-inf]})
-    assert (
-        folder.metrics.read_text()
-        == '{"round": 0, "loss": null, "loss_terms": {"a": null, "b": 2.5}, "recall": [null]}\n'
-    )
+    line = '{"round": 0, "loss": null, "loss_terms": {"a": null, "b": 2.5}, "recall": [null]}\n'
+    assert folder.metrics.read_text() == line
 
 
 def test_truncate_includes_diagnostics(tmp_path):
@@ -184,10 +182,8 @@ def test_a_process_that_lost_its_lock_stops_writing(tmp_path):
             write()
     folder.tell(state="failed")
     folder.release()
-    assert {file.name: file.read_text() for file in tmp_path.iterdir()} == {
-        locks.NAME: theirs,
-        "metrics.jsonl": '{"round": 0}\n',
-    }
+    texts = {file.name: file.read_text() for file in tmp_path.iterdir()}
+    assert texts == {locks.NAME: theirs, "metrics.jsonl": '{"round": 0}\n'}
 
 
 @pytest.mark.parametrize(

@@ -123,9 +123,7 @@ def test_runs_of_a_sweep(folder, tmp_path):
     done.write_json("summary.json", {})
     broken.tell()
     broken.hold()
-    broken.tell(
-        state=status.FAILED, why="\x1b[2Jout of memory in round 2, client 3; use a smaller train_args.batch_size"
-    )
+    broken.tell(state=status.FAILED, why="\x1b[2Jout of memory in round 2, client 3; use a smaller batch_size")
     broken.release()
     (damaged.path / status.NAME).write_text("{")
     output = call("status", tmp_path, COLUMNS="80").output

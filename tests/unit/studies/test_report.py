@@ -357,11 +357,8 @@ def test_differences_are_paired_by_seed_and_classified_by_their_interval(tmp_pat
 
 
 def test_a_baseline_may_be_the_name_of_a_row(tmp_path):
-    found = rows_of(
-        *of_seeds(tmp_path / "a", "fedlc", [0.5], tau=1.0),
-        *of_seeds(tmp_path / "b", "fedlc", [0.6], tau=5.0),
-        baseline="fedlc, tau=5.0",
-    )
+    runs = *of_seeds(tmp_path / "a", "fedlc", [0.5], tau=1.0), *of_seeds(tmp_path / "b", "fedlc", [0.6], tau=5.0)
+    found = rows_of(*runs, baseline="fedlc, tau=5.0")
     assert numbers(found, "difference") == [[pytest.approx(-10)], [None]]
 
 

@@ -195,9 +195,6 @@ def test_an_unwritable_folder_is_an_error(tmp_path):
     assert "cannot be written: Not a directory" in message(lambda: certs.new(tmp_path / "file" / "certs", 1))
 
 
-# Reading
-
-
 def test_the_files_of_one_process_are_read(made):
     files = certs.read(made, "silo-2")
     assert files.name == "silo-2"

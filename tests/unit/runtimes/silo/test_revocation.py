@@ -94,10 +94,8 @@ def test_a_list_is_read_when_it_appears_and_when_it_changes(folder, watch):
     assert barred(made, folder, *ALL) == ["silo-1"]
     revoke(folder, ["silo-3"])
     assert barred(made, folder, *ALL) == ["silo-1", "silo-3"]
-    assert said == [
-        "list 1 (1 revoked certificate) applies from now on",
-        "list 2 (2 revoked certificates) applies from now on",
-    ]
+    lists = "list 1 (1 revoked certificate)", "list 2 (2 revoked certificates)"
+    assert said == [f"{listed} applies from now on" for listed in lists]
     assert warned == []
 
 
