@@ -7,6 +7,7 @@ import torch
 from error_messages import message
 from fl_labelskew_registry import Batch, Method
 from method_totals import total_of
+from recipe_texts import cross_silo
 from torch.nn.functional import cross_entropy
 
 from fl_labelskew_plugins.methods import combined
@@ -241,23 +242,13 @@ def test_weights_without_effect_are_refused(value):
     assert last.method.aggregation == ("samples" if value == "participants" else "population")
 
 
-FEDERATION = """\
-common_args: {training_type: cross_silo}
-data_args: {dataset: digits}
-model_args: {model: mlp}
-train_args: {client_num_in_total: 2}
-comm_args: {backend: GRPC}
-client_specific_args: {data_silo_config: [one.yaml, two.yaml]}
-method_args: {method: [fedshift, fedmr], fedmr: {mu1: 0.5}, fedshift: {smoothing: 2.0}}
-"""
-
-
 @pytest.fixture
 def silo(tmp_path):
     """The federation's recipe as silo 1 runs it, with a section of its own."""
     path = tmp_path / "federation.yaml"
-    path.write_text(FEDERATION)
-    whole = parse.load(path)
+    path.write_text(cross_silo())
+    both = ["method_args.method=fedshift+fedmr", "method_args.fedmr.mu1=0.5", "method_args.fedshift.smoothing=2"]
+    whole = parse.load(path, both)
 
     def parsed(section):
         (tmp_path / "one.yaml").write_text(f"data_args: {{dataset: digits}}\nmethod_args: {section}\n")
