@@ -65,12 +65,9 @@ def test_a_recipe_replaces_the_statistics_of_the_data_set(data):
     assert line.startswith("data_args.mean: [1, 2]: 2 numbers for samples of 3 channels; use a number")
 
 
-def test_pictures_that_stay_in_files_are_not_measured(data):
+def test_files_and_samples_that_are_not_measurements_are_not_measured(data):
+    with pytest.raises(LabelSkewError, match=r"^data_args.mean: these samples are not measurements .*; use null$"):
+        normalised(replace(data, mean=(), std=()), "data", "data")
     data.train.x = Images(["a.png"], (3, 4, 4), lambda file, augmented: None)
     with pytest.raises(LabelSkewError, match="data: not supported for images in files; use numbers, or imagenet"):
         normalised(data, "data", "data")
-
-
-def test_samples_that_are_not_measurements_are_unchanged(data):
-    with pytest.raises(LabelSkewError, match=r"^data_args.mean: these samples are not measurements .*; use null$"):
-        normalised(replace(data, mean=(), std=()), "data", "data")

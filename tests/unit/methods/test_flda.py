@@ -78,7 +78,7 @@ class TestFLDA:
     @pytest.mark.parametrize("share", [None, 0.25])
     def test_loss_gate_and_state(self, world, share):
         method = FLDA(FLDA.Params(general_share=share))
-        state = {f"private.{k}": v + 0.3 if v.is_floating_point() else v for k, v in world.net.state_dict().items()}
+        state = world.moved("private.")
         if share is None:
             state["gate"] = torch.tensor([1.0, -2.0, 0.5, 0.1])
         kept = {k: v.clone() for k, v in state.items()}
@@ -102,7 +102,7 @@ class TestFLDA:
 
     def test_its_own_measure_is_the_mixture_s(self, world):
         method = FLDA()
-        state = {f"private.{k}": v + 0.3 if v.is_floating_point() else v for k, v in world.net.state_dict().items()}
+        state = world.moved("private.")
         view = begun(method, world, state=state | {"gate": torch.tensor([1.0, -2.0, 0.5, 0.1])})
         world.net.eval()
         with torch.inference_mode():

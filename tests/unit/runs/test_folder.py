@@ -15,6 +15,10 @@ from fl_labelskew_plugins.tensors import save_atomic
 
 def test_truncate_drops_later_rounds_and_a_line_cut_in_half(tmp_path):
     folder = RunFolder(tmp_path)
+    folder.diagnostics.mkdir()
+    file = folder.diagnostics / "tsne.jsonl"
+    for line in ({"round": 0, "client": 1}, {"round": 0, "client": 2}, {"round": 3, "client": 1}):
+        folder.append(file, line)
     for round in range(4):
         folder.append(folder.metrics, {"round": round, "accuracy": 0.1 * round})
     with folder.metrics.open("a") as stream:
@@ -23,6 +27,8 @@ def test_truncate_drops_later_rounds_and_a_line_cut_in_half(tmp_path):
     before = folder.metrics.read_text().splitlines(keepends=True)
     folder.truncate(3)
     assert folder.metrics.read_text() == "".join(before[:3])
+    assert read_lines(file) == [{"round": 0, "client": 1}, {"round": 0, "client": 2}]
+    assert [path.name for path in folder.diagnostics.iterdir()] == ["tsne.jsonl"]
 
 
 def test_non_finite_numbers_are_null_in_a_line(tmp_path):
@@ -31,17 +37,6 @@ def test_non_finite_numbers_are_null_in_a_line(tmp_path):
     folder.append(folder.metrics, {"round": 0, "loss": inf - inf, "loss_terms": {"a": inf, "b": 2.5}, "recall": [-inf]})
     line = '{"round": 0, "loss": null, "loss_terms": {"a": null, "b": 2.5}, "recall": [null]}\n'
     assert folder.metrics.read_text() == line
-
-
-def test_truncate_includes_diagnostics(tmp_path):
-    folder = RunFolder(tmp_path)
-    folder.diagnostics.mkdir()
-    file = folder.diagnostics / "tsne.jsonl"
-    for line in ({"round": 0, "client": 1}, {"round": 0, "client": 2}, {"round": 2, "client": 1}):
-        folder.append(file, line)
-    folder.truncate(2)
-    assert read_lines(file) == [{"round": 0, "client": 1}, {"round": 0, "client": 2}]
-    assert [path.name for path in folder.diagnostics.iterdir()] == ["tsne.jsonl"]
 
 
 def test_a_checkpoint_is_restored(tmp_path):

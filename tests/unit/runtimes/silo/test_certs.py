@@ -117,7 +117,10 @@ def test_keys_are_readable_only_by_their_owner(made):
     )
 
 
-def test_nothing_is_overwritten(folder):
+def test_nothing_is_overwritten(folder, tmp_path):
+    (tmp_path / "silo-1.key").write_text("precious")
+    assert "silo-1.key: exists already" in message(lambda: certs.new(tmp_path, 1))
+    assert (tmp_path / "silo-1.key").read_text() == "precious"
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert "ca.pem: exists already; use --add" in message(lambda: certs.new(folder, 2))
     assert certs.new(folder, 4, add=True) == ["silo-3", "silo-4"]
@@ -128,12 +131,6 @@ def test_nothing_is_overwritten(folder):
         assert certs.read(folder, name).warnings == ()
     (folder / "silo-1.key").unlink()  # not created again
     assert certs.new(folder, 4, add=True) == []
-
-
-def test_an_existing_key_without_certificate_is_kept(tmp_path):
-    (tmp_path / "silo-1.key").write_text("precious")
-    assert "silo-1.key: exists already" in message(lambda: certs.new(tmp_path, 1))
-    assert (tmp_path / "silo-1.key").read_text() == "precious"
 
 
 def test_certificates_are_renewed_with_new_keys_and_old_files_are_kept(tmp_path):
