@@ -44,16 +44,22 @@ def cheat(function):
     return function
 
 
+def replaces(owner, name):
+    """Replace a method by the decorated function of the object, the original's bound method, and the arguments."""
+
+    def decorate(function):
+        original = getattr(owner, name)
+        setattr(owner, name, lambda self, *args, **kwargs: function(self, partial(original, self), *args, **kwargs))
+
+    return decorate
+
+
 def replaced(owner, name, by):
-    """In that round, return ``by(object, original, *arguments)`` instead of the method's result."""
-    original = getattr(owner, name)
+    """In that round, have ``by`` make the result of the method: of the object, the original, and the arguments."""
 
-    def method(self, *args, **kwargs):
-        if self.attempt.round != ROUND:
-            return original(self, *args, **kwargs)
-        return by(self, lambda *a: original(self, *(a or args), **kwargs), *args)
-
-    setattr(owner, name, method)
+    @replaces(owner, name)
+    def method(self, honest, *args):
+        return by(self, partial(honest, *args), *args) if self.attempt.round == ROUND else honest(*args)
 
 
 # -- servers
@@ -79,59 +85,54 @@ def replaces_a_key():
 @cheat
 def asks_for_both_kinds_of_share():
     """Report to silo 1 that silo 4 is in the sum, and to the others that it is not."""
-    honest = ServerSums._ask
 
-    def ask(self, client):
+    @replaces(ServerSums, "_ask")
+    def ask(self, honest, client):
+        content = self._content
         if self._kind.name == "INCLUDED" and self._attempt.round == ROUND and client:
-            content = self._content
             self._content = lambda rank: ({"included": [1, 2, 3]}, {})
-            honest(self, client)
-            self._content = content
-        else:
-            honest(self, client)
+        honest(client)
+        self._content = content
 
-    ServerSums._ask = ask
     ServerRound.agreed = lambda self, rank, signature: self._signatures.__setitem__(rank, signature)
 
 
 @cheat
 def shows_one_silo_another_model():
     """Of which the others' changes would be known, and the sum would be that silo's."""
-    honest = SummedUploads.ask
 
-    def ask(self, client):
+    @replaces(SummedUploads, "ask")
+    def ask(self, honest, client):
         news = self._news
         if self.server.members.round == ROUND and client == 3:
             self._news = {name: value / 2 for name, value in news.items()}
-        honest(self, client)
+        honest(client)
         self._news = news
 
-    SummedUploads.ask, ServerRound.advertised = ask, believes_each_silo
+    ServerRound.advertised = believes_each_silo
 
 
 @cheat
 def asks_for_right_answers_under_noise():
-    honest, content = sums.Sums.__init__, SummedOpening.content.fget
+    content = SummedOpening.content.fget
 
-    def init(self, trainer, *args, bits, **kwargs):
-        honest(self, trainer, *args, bits=bits, **kwargs)
+    @replaces(sums.Sums, "__init__")
+    def init(self, honest, trainer, *args, bits, **kwargs):
+        honest(trainer, *args, bits=bits, **kwargs)
         self.right = Ring({"right": Wide((), sums.SUMMED)}, bits, trainer.federation.num_clients)
 
-    sums.Sums.__init__ = init
     SummedOpening.content = property(lambda self: (known := content(self)) and known | {"test_samples": 9})
 
 
 @cheat
 def tests_two_models():
     """In one round; the second one is the first one halved."""
-    honest = ClientTests.of
 
-    def of(self, weights):
+    @replaces(ClientTests, "of")
+    def of(self, honest, weights):
         if self.server.members.round == ROUND:
-            honest(self, {name: value / 2 for name, value in weights.items()})
-        return honest(self, weights)
-
-    ClientTests.of = of
+            honest({name: value / 2 for name, value in weights.items()})
+        return honest(weights)
 
 
 @cheat
@@ -151,14 +152,12 @@ def asks_for_training_before_the_opening():
 
 def while_silo_2_trains(act):
     """Call ``act`` with the server after its request to silo 2, in that round."""
-    honest = SummedUploads.ask
 
-    def ask(self, client):
-        honest(self, client)
+    @replaces(SummedUploads, "ask")
+    def ask(self, honest, client):
+        honest(client)
         if self.server.members.round == ROUND and client == 1:
             act(self.server)
-
-    SummedUploads.ask = ask
 
 
 @cheat
@@ -182,81 +181,76 @@ def cuts_a_connection_in_training():
 @cheat
 def continues_from_another_state():
     """Change one silo, so that only its answer differs."""
-    honest = SummedUploads.ask
 
-    def ask(self, client):
+    @replaces(SummedUploads, "ask")
+    def ask(self, honest, client):
         committed = self.rounds.record.states.committed
         before = dict(committed)
         if self.server.members.round == ROUND and client == 3:
             committed.pop(client)
-        honest(self, client)
+        honest(client)
         committed.update(before)
-
-    SummedUploads.ask = ask
 
 
 @cheat
 def continues_from_a_sum_that_was_not_opened():
     """All silos mask their vectors of another model; in the next round, only one silo continues from it."""
-    honest = SummedUploads.total
 
     def unopened(server):
         raise SecureError("not opened")
 
-    def total(self, round, clients):
+    @replaces(SummedUploads, "total")
+    def total(self, honest, round, clients):
         if round != ROUND:
-            return honest(self, round, clients)
+            return honest(round, clients)
         server, included, states = self.rounds.server, ServerRound.included, self.rounds.record.states
         weights, server.weights = server.weights, {name: 3 * value for name, value in server.weights.items()}
         ServerRound.included = unopened
         with suppress(RunError):
-            honest(self, round, clients)
+            honest(round, clients)
         ServerRound.included, server.weights = included, weights
         states.committed[3] = round
-        return honest(self, round + 1, clients)
-
-    SummedUploads.total = total
+        return honest(round + 1, clients)
 
 
 @cheat
 def withholds_the_end_of_a_sum():
     """From all silos except one, so that only this one continues from its new private state."""
-    ask, honest = ServerSums._ask, SummedUploads.total
 
-    def withhold(self, client):
+    @replaces(ServerSums, "_ask")
+    def ask(self, honest, client):
         withheld = self._kind is Kind.REVEALED and self._attempt.round == ROUND
         if not withheld or client == 3:
-            ask(self, client)
+            honest(client)
         if withheld and client == 3:
             raise RunError("withheld")
 
-    def total(self, round, clients):
+    @replaces(SummedUploads, "total")
+    def total(self, honest, round, clients):
         if round != ROUND:
-            return honest(self, round, clients)
+            return honest(round, clients)
         with suppress(RunError):
-            honest(self, round, clients)
+            honest(round, clients)
         states = self.rounds.record.states
         states.committed[3], states.selections[3] = round, states.selections[3] + 1
         ServerRound.advertised = believes_each_silo
-        return honest(self, round + 1, clients)
-
-    ServerSums._ask, SummedUploads.total = withhold, total
+        return honest(round + 1, clients)
 
 
 @cheat
 def agrees_with_each_silo():
     """Though all silos but the first one have another learning rate, so that the sum is almost the first one's part."""
-    honest = SiloServer.send
 
-    def send(self, kind, receiver, **content):
+    @replaces(SiloServer, "send")
+    def send(self, honest, kind, receiver, **content):
         meta = content.get("meta")
         if kind is Kind.WELCOME and receiver != 1:
             settings = meta["settings"]
             train = settings["train_args"] | {"learning_rate": 1e-30}
             content["meta"] = meta | {"settings": settings | {"train_args": train}}
-        honest(self, kind, receiver, **content)
+        honest(kind, receiver, **content)
 
-    SiloServer.send, ServerRound.advertised = send, believes_each_silo
+    ServerRound.advertised = believes_each_silo
 
 
 @cheat
@@ -269,18 +263,18 @@ def says_that_all_silos_have_one_sample():
 @cheat
 def begins_a_second_run():
     """After a round, the same question in another run, on the connections that are there, without silo 4."""
-    honest = SummedUploads.total
 
-    def total(self, round, clients):
+    @replaces(SummedUploads, "total")
+    def total(self, honest, round, clients):
         server, first = self.server, self.server.record.run
         weights, others = dict(self.rounds.server.weights), clients[:-1]
-        came, vector = honest(self, round, clients)
+        came, vector = honest(round, clients)
         if round == ROUND:
             self.rounds.server.weights = weights
             server.record = SimpleNamespace(**{**vars(server.record), "run": "f" * 16})
             for client in others:
                 server.welcome(client)
-            _, without = honest(self, round, others)
+            _, without = honest(round, others)
             server.record.run = first
             ring, difference = self.rounds.session.sums.round, vector.copy()
             for ours, theirs in zip(parts(difference, ring.wide), parts(without, ring.wide), strict=True):
@@ -288,8 +282,6 @@ def begins_a_second_run():
             trim(difference, ring.bits, ring.wide)
             print("difference", hashlib.sha256(difference).hexdigest(), flush=True)
         return came, vector
-
-    SummedUploads.total = total
 
 
 # -- silos
@@ -307,21 +299,22 @@ def shows_its_vector():
 @cheat
 def prints_its_openings():
     """An honest silo. The time that an opening takes would reveal its number of samples if it were measured often."""
-    honest = sums.Sums.opened
-    sums.Sums.opened = lambda self, *args: (print("counts its samples", flush=True), honest(self, *args))[1]
+
+    @replaces(sums.Sums, "opened")
+    def opened(self, honest, *args):
+        print("counts its samples", flush=True)
+        return honest(*args)
 
 
 @cheat
 def claims_too_many_samples():
     """So that no other silo's change counts."""
-    honest = sums.Sums.opened
 
-    def opened(self, *args):
-        vector = honest(self, *args)
+    @replaces(sums.Sums, "opened")
+    def opened(self, honest, *args):
+        vector = honest(*args)
         parts(vector, self.opening.wide)[0][:1] += np.uint64(5 * 10**11 << sums.SUMMED)
         return vector
-
-    sums.Sums.opened = opened
 
 
 @cheat
@@ -376,69 +369,58 @@ def sends_a_short_teacher():
     """Send shared tensors of 4 classes: training fails only at silos with samples of other classes."""
     import torch
 
-    honest = SummedUploads.total
-
-    def total(self, round, clients):
+    @replaces(SummedUploads, "total")
+    def total(self, honest, round, clients):
         self.rounds.server.shared = {
             "total": torch.ones(4, 10), "senders": torch.full((4,), 3.0), "round": torch.tensor(0)
         }  # fmt: skip
-        return honest(self, round, clients)
-
-    SummedUploads.total = total
+        return honest(round, clients)
 
 
 @cheat
 def fails_in_training():
     """In the second round; as a model of the server's making can bring about."""
-    honest = turn.Turn.fit
 
-    def fit(self, *args, **kwargs):
+    @replaces(turn.Turn, "fit")
+    def fit(self, honest, *args, **kwargs):
         if self.view.round == ROUND:
             raise RunError("round 2: client 2: fc.weight is not finite")
-        return honest(self, *args, **kwargs)
-
-    turn.Turn.fit = fit
+        return honest(*args, **kwargs)
 
 
 @cheat
 def fails_in_its_first_training():
-    honest = turn.Turn.fit
+    trainings = itertools.count()
 
-    def fit(self, *args, **kwargs):
+    @replaces(turn.Turn, "fit")
+    def fit(self, honest, *args, **kwargs):
         if next(trainings) == 1:  # the first one is of a fresh network
             raise RunError("loss term cross_entropy is inf")
-        return honest(self, *args, **kwargs)
-
-    trainings = itertools.count()
-    turn.Turn.fit = fit
+        return honest(*args, **kwargs)
 
 
 @cheat
 def is_not_finite_in_its_first_training():
-    honest = turn.Turn.fit
+    trainings = itertools.count()
 
-    def fit(self, *args, **kwargs):
-        result = honest(self, *args, **kwargs)
+    @replaces(turn.Turn, "fit")
+    def fit(self, honest, *args, **kwargs):
+        result = honest(*args, **kwargs)
         if next(trainings) == 1:  # the first one is of a fresh network
             for tensors in (result.upload, result.state):
                 tensors |= {name: value * float("nan") for name, value in tensors.items()}
         return result
 
-    trainings = itertools.count()
-    turn.Turn.fit = fit
-
 
 @cheat
 def trains_at_once():
     """What a model does that fails with the first sample; other silos' training is not as fast."""
-    honest = SummedAnswers.turn
 
-    def turn(self, take, client, round, weights, **more):
+    @replaces(SummedAnswers, "turn")
+    def turn(self, honest, take, client, round, weights, **more):
         if round == ROUND:
             return LocalResult(dict(weights), {}, {}, {})
-        return honest(self, take, client, round, weights, **more)
-
-    SummedAnswers.turn = turn
+        return honest(take, client, round, weights, **more)
 
 
 @cheat
@@ -461,8 +443,11 @@ def answers_each_step_late():
 @cheat
 def has_a_slow_line():
     """An honest silo: each of its answers to a step leaves 0.2 seconds later."""
-    honest = SiloSums.take
-    SiloSums.take = lambda self, run, message: (time.sleep(0.2), honest(self, run, message))
+
+    @replaces(SiloSums, "take")
+    def take(self, honest, run, message):
+        time.sleep(0.2)
+        honest(run, message)
 
 
 def sends_its_vector_late(seconds):
@@ -477,38 +462,32 @@ for seconds in (1, 5):
 @cheat
 def is_ready_just_in_time():
     """Half a second before the deadline of the round."""
-    honest = SummedAnswers.send
 
-    def send(self, round, result):
+    @replaces(SummedAnswers, "send")
+    def send(self, honest, round, result):
         if round == ROUND:
             time.sleep(self.silo.recipe.comm.round_deadline_s - 1)
-        honest(self, round, result)
-
-    SummedAnswers.send = send
+        honest(round, result)
 
 
 @cheat
 def denies_its_opening():
     """Report -5 senders of the method's tensor, so that the sum has no sender."""
-    honest = sums.Sums.opened
 
-    def opened(self, *args):
-        vector = honest(self, *args)
+    @replaces(sums.Sums, "opened")
+    def opened(self, honest, *args):
+        vector = honest(*args)
         parts(vector, self.opening.wide)[0][-1:] -= np.uint64(5 << sums.SUMMED)
         return vector
-
-    sums.Sums.opened = opened
 
 
 def silent_at(kind):
     """No answer to this step; its connection stays."""
-    honest = SiloSums.take
 
-    def take(self, run, message):
+    @replaces(SiloSums, "take")
+    def take(self, honest, run, message):
         if (message.kind, message.round) != (kind, ROUND):
-            honest(self, run, message)
-
-    SiloSums.take = take
+            honest(run, message)
 
 
 for kind in (Kind.KEYS, Kind.MASKED, Kind.REVEALED):
@@ -525,47 +504,41 @@ def dies_at(step):
 
 @cheat
 def dies_before_it_is_ready():
-    honest = SummedAnswers.send
-
-    def send(self, round, result):
+    @replaces(SummedAnswers, "send")
+    def send(self, honest, round, result):
         if round == ROUND:
             os.kill(os.getpid(), signal.SIGKILL)
-        honest(self, round, result)
-
-    SummedAnswers.send = send
+        honest(round, result)
 
 
 @cheat
 def is_ready_and_pretends_to_restart():
     """Then it is silent."""
-    honest, sent = SummedAnswers.send, []
+    sent = []
 
-    def send(self, round, result):
+    @replaces(SummedAnswers, "send")
+    def send(self, honest, round, result):
         if round == ROUND and not sent:
             sent.append(round)
-            honest(self, round, result)
+            honest(round, result)
             threading.Timer(0.7, reconnects, [self.silo]).start()
         elif round != ROUND:
-            honest(self, round, result)
+            honest(round, result)
 
     def reconnects(silo):
         silo._process = "f" * 16
         silo.transport._cancel()
 
-    SummedAnswers.send = send
-
 
 @cheat
 def dies_in_a_test():
     """After the second round."""
-    honest = SiloRound.advertise
 
-    def advertise(silo):
+    @replaces(SiloRound, "advertise")
+    def advertise(silo, honest):
         if silo.attempt.round == number_of_test(ROUND):
             os.kill(os.getpid(), signal.SIGKILL)
-        return honest(silo)
-
-    SiloRound.advertise = advertise
+        return honest()
 
 
 for step in STEPS:

@@ -1,10 +1,7 @@
-"""How tests read data sets."""
-
 import numpy as np
 
 
 def made(kind, **params):
-    """A data set with these options."""
     return kind(kind.Params(**params))
 
 

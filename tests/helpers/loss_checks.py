@@ -1,5 +1,3 @@
-"""What tests of losses share."""
-
 import math
 
 import torch

@@ -1,5 +1,3 @@
-"""What a method's server side gets."""
-
 from fl_labelskew_registry import Total
 
 from fl_labelskew_plugins.engine.aggregate import Addition

@@ -89,13 +89,6 @@ def test_gradient_of_a_missing_proxy(alpha):
         assert not b.grad[2:].any()
 
 
-def test_client_without_samples():
-    logits = torch.ones(1, 3)
-    for scaling in ("indicator", "proportional"):
-        scaled = ops.restricted_logits(logits, torch.zeros(3, dtype=torch.long), alpha=0.5, scaling=scaling)
-        assert scaled.tolist() == [[0.5] * 3]
-
-
 def test_on_device_copies_once():
     client, x = view(), torch.ones(2)
     assert ops.on_device(client, "x", x, torch.device("cpu")) is x

@@ -373,7 +373,7 @@ class SiloServer(Manager):
         self.num_silos = recipe.train.client_num_in_total
         super().__init__(host, transport, SERVER, self.num_silos + 1)
         excluded = Excluded(folder.path, self.num_silos, self.print_line, transport.audit.note)
-        self.members = Members(recipe, transport, excluded, self._recount, self.warn, resume, folder.tell, seen)
+        self.members = Members(recipe, transport, excluded, self._recount, self.warn, resume, folder.set_status, seen)
         self.folder = folder
         self.rounds: Rounds | None = None
         self.sizes = [0] * self.num_silos if checkpoint is None else list(checkpoint.sizes)

@@ -20,9 +20,6 @@ MODELINE = "# yaml-language-server: $schema=recipe.schema.json\n"
 HOSPITALS = ROOT / "examples" / "hospitals"
 
 
-# How a verb ends
-
-
 @pytest.mark.parametrize(
     ("error", "code", "said"),
     [
@@ -63,9 +60,6 @@ def test_help_has_complete_sentences(path):
         if option.param_type_name == "option":
             assert option.help, option.name
             assert re.sub(r"  \[default: .*\]$", "", option.help).endswith("."), option.help
-
-
-# Plugins
 
 
 @pytest.mark.parametrize(
@@ -148,14 +142,8 @@ def test_a_broken_plugin_is_listed_and_its_details_are_one_line(monkeypatch):
     (line,) = errors("methods", "aaa")
     assert line.startswith("method 'aaa' of distribution somebody (no.such.module:Thing) does not import: ")
     assert call("methods", "fedrs").output.startswith("fedrs: ")
-
-
-def test_an_unknown_plugin():
     (line,) = errors("methods", "fedm")
     assert line.endswith("(nearest: fedmr)")
-
-
-# Recipes
 
 
 def test_a_plugin_in_an_unknown_group_is_reported(register, tmp_path):
@@ -282,9 +270,6 @@ def test_schema_is_json():
     assert json.loads(call("schema").output)["$defs"]["recipe"]["properties"]["method_args"]
 
 
-# Report
-
-
 def test_report_shows_finished_runs_and_names_the_others(tmp_path):
     (tmp_path / "c").mkdir()
     result = call("report", folder(tmp_path / "a", resolved(), [0.5]), tmp_path / "b", tmp_path / "c", code=2)
@@ -295,13 +280,6 @@ def test_report_shows_finished_runs_and_names_the_others(tmp_path):
     ]
 
 
-def test_a_missing_baseline_is_a_one_line_error(tmp_path):
-    run = folder(tmp_path / "a", resolved(), [0.5])
-    assert errors("report", run, "--baseline", "fedvag") == [
-        "baseline: 'fedvag' is unknown; allowed: fedavg; did you mean fedavg?"
-    ]
-
-
 def test_report_writes_page_and_picture_atomically(tmp_path):
     run = folder(tmp_path / "a", resolved(), [0.5])
     call("report", run, "--html", tmp_path / "r.html", "--plot", tmp_path / "r.png", "--last", "1")
@@ -309,16 +287,11 @@ def test_report_writes_page_and_picture_atomically(tmp_path):
     call("report", run, "--plot", tmp_path / "r.SVG", "--width", 3.25)
     assert {file.name for file in tmp_path.iterdir()} == {"a", "r.html", "r.png", "r.SVG"}
     assert 'width="234pt"' in (tmp_path / "r.SVG").read_text()
-    assert errors("report", run, "--plot", "r.jpg") == [
-        "--plot r.jpg: unsupported picture format; use a name that ends in .png or .pdf or .svg"
-    ]
+    line = "--plot r.jpg: unsupported picture format; use a name that ends in .png or .pdf or .svg"
+    assert errors("report", run, "--plot", "r.jpg") == [line]
     assert errors("report", run, "--width", "3") == ["--width 3.0: needs --plot; use it with --plot FILE"]
-    assert errors("report", run, "--html", tmp_path / "no" / "r.html") == [
-        f"{tmp_path / 'no' / 'r.html'}: cannot be written: No such file or directory"
-    ]
-
-
-# Run
+    line = "baseline: 'fedvag' is unknown; allowed: fedavg; did you mean fedavg?"
+    assert errors("report", run, "--baseline", "fedvag") == [line]
 
 
 def test_run_passes_on_all_options(monkeypatch, tmp_path):

@@ -49,9 +49,8 @@ def test_no_file_is_overwritten(here):
     assert errors("recipes", "cp", "quickstart", "services") == ["services: exists already; use another DEST"]
     call("examples", "cp", "services", "other")
     assert (here / "other" / "compose.yaml").is_file()
-    assert errors("examples", "cp", "first_run.ipynb", "no/where") == [
-        "no/where: cannot be written: No such file or directory"
-    ]
+    line = "no/where: cannot be written: No such file or directory"
+    assert errors("examples", "cp", "first_run.ipynb", "no/where") == [line]
     (line,) = errors("examples", "cp", "hospital")
     assert line.endswith("; did you mean hospitals?")
 

@@ -1,8 +1,10 @@
 from collections import Counter
+from unittest.mock import Mock
 
 import pytest
 from commands import call, errors
-from recipe_texts import text_with
+from fl_labelskew_registry import LabelSkewError
+from recipe_texts import cross_silo, text_with
 
 import fl_labelskew_plugins as fl
 from fl_labelskew_plugins.ledgers.privacy import Ledger
@@ -38,9 +40,8 @@ def test_before_a_run_the_sent_data_and_the_answers_within_the_budget_are_listed
 
 
 def test_without_noise_there_is_no_bound_and_samples_are_the_partitions(recipe):
-    output = call(
-        "privacy", recipe, "--set", "method_args.method=fedshift", "--set", "method_args.count_noise=4"
-    ).output
+    noise = ["--set", "method_args.method=fedshift", "--set", "method_args.count_noise=4"]
+    output = call("privacy", recipe, *noise).output
     assert "of 10 of 10 clients, of 95 to 217 training samples" in output
     assert "weights (exact)" in output
     assert "counts (laplace noise)" in output
@@ -63,13 +64,8 @@ def test_a_silos_ledger_is_listed_by_answer_with_cleaned_text(tmp_path):
 
 
 def test_a_simulations_ledger_is_listed_by_client(tmp_path):
-    overrides = [
-        *SETS,
-        "train_args.client_num_in_total=5",
-        "train_args.client_num_per_round=3",
-        "model_args.hidden=[8]",
-    ]
-    whole = parse.parse(text_with(), overrides=[*overrides, "train_args.comm_round=3", "train_args.epochs=1"])
+    train = {"client_num_in_total": 5, "client_num_per_round": 3, "comm_round": 3, "epochs": 1}
+    whole = parse.parse(text_with(train_args=train, model_args={"hidden": [8]}), overrides=SETS)
     lines = list(fl.simulate(whole, tmp_path / "run"))
     answers = Counter(client for line in lines for client in line["clients"])
     title, rows, _ = call("privacy", tmp_path / "run").output.split("\n\n")
@@ -86,23 +82,15 @@ def test_mistakes_are_one_line_errors(tmp_path, recipe, monkeypatch):
     Ledger(silo / "privacy.jsonl").spend([Noise("weights")], "a", run="r")
     (line,) = errors("privacy", tmp_path)
     assert line.endswith(f"use a silo's own folder, such as {silo}")
-    assert errors("privacy", silo, "--samples", 3) == [
-        "--samples: needs a recipe, but this is a ledger; use a recipe, or only the ledger"
-    ]
+    line = "--samples: needs a recipe, but this is a ledger; use a recipe, or only the ledger"
+    assert errors("privacy", silo, "--samples", 3) == [line]
     assert errors("privacy", tmp_path / "no.jsonl") == [f"{tmp_path / 'no.jsonl'}: no such file; {use}"]
     (line,) = errors("privacy", recipe, *BUDGET)
     assert line.startswith("--set privacy_args.budget: epsilon 8 at level silo does not bound weights, ")
     own = tmp_path / "own.yaml"
-    files = {"data_silo_config": ["a.yaml", "b.yaml"]}
-    sections = {"common_args": {"training_type": "cross_silo"}, "comm_args": {"backend": "GRPC"}}
-    own.write_text(text_with(**sections, train_args={"client_num_in_total": 2}, client_specific_args=files))
+    own.write_text(cross_silo())
     (line,) = errors("privacy", own)
     assert line.endswith("the silos' own data are not available to this command; use --samples N")
-    monkeypatch.setattr("fl_labelskew_plugins.ledgers.privacy.require", _lacking)
+    lacking = Mock(side_effect=LabelSkewError("not here"))
+    monkeypatch.setattr("fl_labelskew_plugins.ledgers.privacy.require", lacking)
     assert errors("privacy", recipe) == ["not here"]
-
-
-def _lacking(what):
-    from fl_labelskew_registry import LabelSkewError
-
-    raise LabelSkewError("not here")

@@ -1,6 +1,5 @@
 """``labelskew survey``, in this process; across silos: tests/system/runtimes/silo/test_survey.py."""
 
-import csv
 import json
 import re
 from pathlib import Path
@@ -29,8 +28,6 @@ def test_survey_prints_tables_and_writes_files(tmp_path):
     assert "80 % of the (client, class) pairs have no sample" in notes
     assert re.search(r"(?m)^fedlc-tau5 +65.24 ± 4.04 +\+11.71 +method_args: {method: fedlc, tau: 5.0}$", follows)
     assert follows.splitlines()[-1] == f"written: {tmp_path}/quickstart-survey.csv, .json and .png"
-    written = list(csv.reader((tmp_path / "quickstart-survey.csv").open()))
-    assert [row[1:11] for row in written[1:]] == [row[1:11] for row in rows]
     assert (tmp_path / "quickstart-survey.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -72,9 +69,8 @@ def test_a_survey_fits_80_columns(tmp_path, monkeypatch):
 
 
 def test_mistakes_are_one_line_errors(tmp_path):
-    assert errors("survey", tmp_path / "x.yaml") == [
-        f"{tmp_path / 'x.yaml'}: cannot be read: No such file or directory"
-    ]
+    line = f"{tmp_path / 'x.yaml'}: cannot be read: No such file or directory"
+    assert errors("survey", tmp_path / "x.yaml") == [line]
     assert len(errors("survey", QUICK, "--set", "partition_args.classes_per_client=11")) == 1
     (tmp_path / "file").write_text("")
     assert "cannot be written" in call("survey", QUICK, "--out", tmp_path / "file", code=2).stderr

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 from datasets import assert_alone, load, load_test
-from fl_labelskew_registry import LabelSkewError
+from error_messages import message
 
 from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.data.circles import CENTRES, Circles
@@ -30,9 +30,8 @@ def test_stratified_keeps_a_training_sample_of_each_class():
     train, test = stratified(np.array([0, 0, 1, 2, 2, 2]), test_fraction=0.99, seed=0, where="x")
     assert len(train) == 3
     assert sorted([*train, *test]) == list(range(6))
-    match = r"^here: test_fraction=0.1 of 3 samples leaves no test sample; use more samples"
-    with pytest.raises(LabelSkewError, match=match):
-        stratified(np.array([0, 1, 2]), test_fraction=0.1, seed=0, where="here")
+    line = message(lambda: stratified(np.array([0, 1, 2]), test_fraction=0.1, seed=0, where="here"))
+    assert line.startswith("here: test_fraction=0.1 of 3 samples leaves no test sample; use more samples")
 
 
 def test_synthetic():
@@ -48,8 +47,7 @@ def test_synthetic():
     assert set(data.train.y) <= set(range(10))
     clients = divide(data, Natural(), clients=20, seed=0)
     assert [len(p) for p in clients.test] == test.tolist()
-    with pytest.raises(LabelSkewError, match="has 20 groups; use client_num_in_total=20"):
-        divide(data, Natural(), clients=10, seed=0)
+    assert "has 20 groups; use client_num_in_total=20" in message(lambda: divide(data, Natural(), clients=10, seed=0))
 
 
 def test_synthetic_clients_are_drawn_sequentially():

@@ -1,14 +1,14 @@
 import functools
+import shutil
 
 import datasets
 import numpy as np
 import pytest
-from click.testing import CliRunner
+from commands import call
 from error_messages import message
 from fl_labelskew_registry import MistakesError
 from PIL import Image
 
-from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.data.image_folder import TREE, ImageFolder, list_images
 from fl_labelskew_plugins.data.pictures import decode
 
@@ -84,10 +84,7 @@ def test_broken_images_are_named(tmp_path):
         assert ImageFolder().broken(tmp_path / "tree")[0] in text
 
 
-def checked(*args):
-    result = CliRunner().invoke(main, ["data", "check", "image_folder", *map(str, args)])
-    assert "Traceback" not in result.output
-    return result
+checked = functools.partial(call, "data", "check", "image_folder")
 
 
 def broken_tree(root, broken):
@@ -122,9 +119,8 @@ def test_a_deep_check_opens_every_file_and_lists_the_broken_ones(tmp_path):
     assert checked(tmp_path).stdout.splitlines()[-1].endswith(": complete")
     assert checked(tmp_path, "--deep").stdout.splitlines()[-1].endswith(": complete, every file opened")
     broken_tree(tmp_path, 30)
-    assert checked(tmp_path).exit_code == 0  # names alone
-    result = checked(tmp_path, "--deep")
-    assert result.exit_code == 1
+    checked(tmp_path)  # names alone
+    result = checked(tmp_path, "--deep", code=1)
     assert [line.partition(": is not a valid image (")[0] for line in result.stdout.splitlines()[-30:]] == [
         str(file) for file in files[:30]
     ]
@@ -187,18 +183,15 @@ def test_mistakes_of_all_folders_are_raised_together(tmp_path):
         (tmp_path / name).mkdir()
     with pytest.raises(MistakesError) as error:
         load(tmp_path)
-    found = [
-        line.removeprefix(f"data set image_folder: {tmp_path}/").partition(";")[0] for line in error.value.mistakes
-    ]
+    start = f"data set image_folder: {tmp_path}/"
+    found = [line.removeprefix(start).partition(";")[0] for line in error.value.mistakes]
     assert found == ["north/train: no images in x, y", "north/test: no images in x", "south/train: no images in z"]
     for path in [*tmp_path.glob("*/*/[xyz]")]:
         path.rmdir()
     with pytest.raises(MistakesError) as error:
         load(tmp_path)
-    assert [line.partition(": ")[2].partition(" is ")[0] for line in error.value.mistakes] == [
-        "test class 'b'",
-        "test class 'c'",
-    ]
+    found = [line.partition(": ")[2].partition(" is ")[0] for line in error.value.mistakes]
+    assert found == ["test class 'b'", "test class 'c'"]
     for i in range(25):
         (tmp_path / f"{i:02}").mkdir()
     text = message(lambda: list_images(tmp_path.glob("[0-9]*"), "x"))
@@ -213,9 +206,7 @@ def test_a_test_part_without_a_training_part_is_not_read_as_a_class(tmp_path, pa
     line = message(lambda: load(tmp_path))
     read = ", ".join(sorted([*HOSPITALS, part]))
     assert f"{tmp_path} has {part}/ but no train/, so {read} would be read as classes. Use train/" in line
-    result = checked(tmp_path)
-    assert result.exit_code == 1
-    assert f"has {part}/ but no train/" in " ".join(result.stdout.split())
+    assert f"has {part}/ but no train/" in " ".join(checked(tmp_path, code=1).stdout.split())
     assert load_test(tmp_path).class_names == ["benign"]  # the server's
 
 
@@ -269,11 +260,8 @@ def tree(root, **places):
 
 
 def test_a_tree_of_hospitals_is_read_as_groups(tmp_path):
-    tree(
-        tmp_path,
-        south={"train": {"malign": 4, "benign": 2}, "val": {"benign": 1}},
-        north={"train": {"benign": 3}, "test": {"benign": 2, "malign": 1}},
-    )
+    tree(tmp_path, south={"train": {"malign": 4, "benign": 2}, "val": {"benign": 1}})
+    tree(tmp_path, north={"train": {"benign": 3}, "test": {"benign": 2, "malign": 1}})
     data = load(tmp_path, image_size=8)
     assert data.class_names == ["benign", "malign"]  # of all of them together
     assert data.group_names == ["north", "south"]
@@ -291,22 +279,15 @@ def test_a_tree_of_hospitals_is_read_as_groups(tmp_path):
 
 
 def test_a_group_without_a_test_part_is_split_like_a_single_data_set(tmp_path):
-    tree(
-        tmp_path,
-        coast={"train": {"a": 10, "b": 5}},
-        north={"train": {"a": 6}, "test": {"a": 2}},
-        tiny={"train": {"b": 1}},
-    )
+    north = {"train": {"a": 6}, "test": {"a": 2}}
+    tree(tmp_path, coast={"train": {"a": 10, "b": 5}}, north=north, tiny={"train": {"b": 1}})
     data = load(tmp_path, image_size=8, seed=3)
     assert np.bincount(data.train.groups).tolist() == [12, 6, 1]
     assert np.bincount(data.test.groups, minlength=3).tolist() == [3, 2, 0]
     alone = load(tmp_path / "coast", image_size=8, seed=3)
     for part, whole in ((alone.train, data.train), (alone.test, data.test)):
         np.testing.assert_array_equal(part.x, whole.x[whole.groups == 0])
-    for path in (tmp_path / "north" / "test" / "a").iterdir():
-        path.unlink()
-    (tmp_path / "north" / "test" / "a").rmdir()
-    (tmp_path / "north" / "test").rmdir()
+    shutil.rmtree(tmp_path / "north" / "test")
     assert np.bincount(load(tmp_path, image_size=8).test.groups, minlength=3).tolist() == [3, 1, 0]
     line = message(lambda: load(tmp_path, image_size=8, groups=("tiny",)))
     assert "leaves no test sample; use more samples of a class" in line
@@ -316,14 +297,10 @@ def test_broken_pictures_of_groups(tmp_path, capsys):
     tree(tmp_path, north={"train": {"a": 3}, "test": {"a": 1}}, south={"train": {"a": 2}, "test": {"a": 1}})
     for i in range(2):
         (tmp_path / "south" / "train" / "a" / f"{i}.png").write_bytes(b"")
-    result = checked(tmp_path, "--deep")
-    assert result.exit_code == 1
-    assert result.stderr.endswith(": 2 broken files\n")
+    assert checked(tmp_path, "--deep", code=1).stderr.endswith(": 2 broken files\n")
     line = message(lambda: load(tmp_path, on_bad_sample="skip"))
-    assert line.endswith(
-        f"no valid image in {tmp_path / 'south' / 'train'}; use valid images, or list the other folders in "
-        "data_args.groups"
-    )
+    folder = tmp_path / "south" / "train"
+    assert f"no valid image in {folder}; use valid images, or list the other folders in data_args.groups" in line
     assert len(load(tmp_path, groups=("north",)).train.y) == 3
     assert capsys.readouterr().err.count("skipped") == 2
 
@@ -332,10 +309,7 @@ def test_unsuitable_trees_of_groups(tmp_path):
     tree(tmp_path, north={"train": {"a": 3}}, south={"train": {"a": 3}})
     tree(tmp_path, **{"docs\x1b[31m": {"x": {"a": 1}}})
     line = message(lambda: load(tmp_path))
-    assert line.endswith(
-        f"{tmp_path}: north has train/, but not docs?[31m; use <group>/train/<class>/<image> in every folder, or "
-        "data_args.groups"
-    )
+    assert f"{tmp_path}: north has train/, but not docs?[31m; use <group>/train/<class>/<image> in every f" in line
     assert len(load(tmp_path, groups=("north", "south")).group_names) == 2
     line = message(lambda: load(tmp_path, groups=("north", "nord")))
     assert line == f"data_args.groups: nord is missing in {tmp_path}; use one of north, south"
@@ -352,11 +326,8 @@ def test_a_server_reads_the_test_parts_of_all_groups(tmp_path):
     tree(tmp_path / "alone", north={"test": {"a": 1}}, south={"val": {"b": 2}})
     data = load_test(tmp_path / "alone")
     np.testing.assert_array_equal(data.test.x, whole.test.x)
-    assert (data.test.groups.tolist(), data.group_names, data.class_names) == (
-        [0, 1, 1],
-        ["north", "south"],
-        ["a", "b"],
-    )
+    assert data.test.groups.tolist() == [0, 1, 1]
+    assert (data.group_names, data.class_names) == (["north", "south"], ["a", "b"])
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGBA", "CMYK", "I;16", "I", "F"])
@@ -371,10 +342,9 @@ def test_pictures_of_all_modes(tmp_path, mode):
     data = load(tmp_path, image_size=8, test_fraction=0.5)
     expected = 255 * (grey > 127) if mode == "1" else grey
     np.testing.assert_allclose(data.train.x[0], np.broadcast_to(expected, (3, 8, 8)), atol=255 if mode == "1" else 1)
-    assert checked(tmp_path, "--deep").exit_code == 0
+    checked(tmp_path, "--deep")
     if mode in wide:
         Image.fromarray(grey.astype(wide[mode]) * 500).save(tmp_path / "a" / "x.tif")
         line = "x.tif: is not an 8-bit image (its values go up to 63000); scale it to 0..255"
         assert line in message(lambda: load(tmp_path))
-        result = checked(tmp_path, "--deep")
-        assert (result.exit_code, line in result.stdout) == (1, True)
+        assert line in checked(tmp_path, "--deep", code=1).stdout

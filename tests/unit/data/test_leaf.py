@@ -162,7 +162,7 @@ def test_broken_files_are_one_line(tmp_path, file, message):
 
 
 @pytest.mark.parametrize(
-    ("x", "y", "message"),
+    ("x", "y", "line"),
     [
         (["short"], ["a"], "user 'r' has x \"short\" instead of text of length 80"),
         ([text("a"), 3], ["a", "b"], "user 'r' has x 3 instead of text of length 80"),
@@ -170,25 +170,20 @@ def test_broken_files_are_one_line(tmp_path, file, message):
         ([text("a")], [""], "user 'r' has y \"\" instead of text of length 1"),
     ],
 )
-def test_broken_texts_are_one_line(tmp_path, x, y, message):
+def test_broken_texts_are_one_line(tmp_path, x, y, line):
     write(tmp_path, "train", {"r": (x, y)})
     write(tmp_path, "test", {"r": ([text("a")], ["b"])})
-    with pytest.raises(LabelSkewError, match=message):
-        load(Shakespeare, tmp_path)
+    assert line in message(lambda: load(Shakespeare, tmp_path))
 
 
-def test_one_user_in_two_files(tmp_path):
+def test_one_user_in_two_files_and_an_empty_test_part(tmp_path):
     for name in ("a_{part}_8.json", "a_{part}_9.json"):
         write(tmp_path, "train", writers(u=1), name)
-    write(tmp_path, "test", writers(u=1))
+    write(tmp_path, "test", writers(u=0))
     match = r"_9.json: user 'u' is also in .*_8.json; use the files of one run of LEAF"
     with pytest.raises(LabelSkewError, match=match):
         load(FEMNIST, tmp_path)
-
-
-def test_an_empty_test_part(tmp_path):
-    write(tmp_path, "train", writers(u=1))
-    write(tmp_path, "test", writers(u=0))
+    (tmp_path / "train" / "a_train_8.json").unlink()
     assert message(lambda: load(FEMNIST, tmp_path)).startswith("data set femnist: the test part has no samples")
 
 

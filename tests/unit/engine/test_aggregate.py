@@ -2,6 +2,7 @@ import re
 
 import pytest
 import torch
+from error_messages import message
 from fl_labelskew_registry import RunError
 
 from fl_labelskew_plugins.engine.aggregate import (
@@ -61,8 +62,7 @@ def test_the_mean_is_the_same_in_pieces(monkeypatch):
     assert pieces["b"].stride() == uploads[0]["b"].stride()
     check_upload(uploads[2], uploads[0], where="x")
     uploads[2]["a"][-1] = float("nan")
-    with pytest.raises(RunError, match="a is not finite"):
-        check_upload(uploads[2], uploads[0], where="x")
+    assert "a is not finite" in message(lambda: check_upload(uploads[2], uploads[0], where="x"), kind=RunError)
 
 
 def test_integers_stay_integers():
@@ -134,10 +134,7 @@ def test_large_finite_values_pass():
         ({"counts": torch.zeros(3)}, "of shape (3,), expected (2,)"),
         ({"counts": torch.tensor([0.0, float("nan")])}, "counts is not finite"),
         ({"counts": torch.tensor([3, -1])}, "negative integers"),
-        (
-            {"counts": torch.zeros(2).half()},
-            "counts is torch.float16, expected torch.float32 or torch.float64 or torch.int64",
-        ),
+        ({"counts": torch.zeros(2).half()}, "counts is torch.float16, expected torch.float32 or torch.float64 or"),
         ({"w": torch.zeros(2, dtype=torch.int64)}, "w is torch.int64, expected torch.float32"),
     ],
 )

@@ -2,10 +2,8 @@ import numpy as np
 import pytest
 import torch
 from fl_labelskew_registry import Arrays, Data, Images, LabelSkewError
-from recipe_texts import DIGITS
 from torchvision.transforms.v2 import functional
 
-import fl_labelskew_plugins as fl
 from fl_labelskew_plugins.engine import augment
 from fl_labelskew_plugins.engine.samples import samples
 
@@ -90,13 +88,3 @@ def test_augment_rejects_other_samples(x, names, line):
     with pytest.raises(LabelSkewError, match=f"^train_args.augment: .*{line}") as caught:
         parts(names, x)
     assert "\n" not in str(caught.value)
-
-
-def test_a_run_without_augmentation_is_unchanged(tmp_path):
-    def numbers(name, names):
-        run = fl.run(fl.load(DIGITS, {"train_args.comm_round": 1, **names}), tmp_path / name, quiet=True, host="none")
-        return [(run.folder / file).read_bytes() for file in ("metrics.jsonl", "model.safetensors")]
-
-    plain = numbers("plain", {})
-    assert numbers("none", {"train_args.augment": []}) == plain
-    assert numbers("crop", {"train_args.augment": ["crop"]})[0] != plain[0]

@@ -7,11 +7,7 @@ from torch import nn
 
 from fl_labelskew_plugins.engine.sgd import SGD
 
-KINDS = {
-    "plain": {},
-    "decay": {"weight_decay": 0.01},
-    "momentum": {"momentum": 0.9, "weight_decay": 0.01},
-}
+KINDS = {"plain": {}, "decay": {"weight_decay": 0.01}, "momentum": {"momentum": 0.9, "weight_decay": 0.01}}
 
 
 def trained(kind, make):

@@ -38,11 +38,8 @@ def test_multiply_adds_changes_neither_network_nor_generators():
     assert not any(module._forward_hooks for module in network.modules())
     assert torch.equal(before, torch.get_rng_state())
     assert threads.multiply_adds(nn.Linear(3, 2), (4,)) == 0  # it does not take such samples
-
-
-def test_multiply_adds_of_a_network_that_cannot_be_copied():
-    network = nn.Sequential(nn.utils.weight_norm(nn.Linear(3, 2)))
-    assert threads.multiply_adds(network, (3,)) == 0
+    cannot_be_copied = nn.Sequential(nn.utils.weight_norm(nn.Linear(3, 2)))
+    assert threads.multiply_adds(cannot_be_copied, (3,)) == 0
 
 
 def test_suitable_gives_small_networks_one_thread():

@@ -170,12 +170,7 @@ def test_messages_of_a_plain_method_are_the_state_dict():
         ({"training_type": "cross_silo", "worker_num": 3}, {"method": "fedshift"}, "counts: missing; the method needs"),
         ({}, {"method": "fedshift", "counts": [[1, 2]]}, "counts: (1, 2) int64; use integers of shape (3, 4)"),
         ({}, {"method": "fedshift", "counts": [[1], [1, 2]]}, "counts: is not an array of numbers; use integers"),
-        (
-            {},
-            {"method": "moon", "projection": "mlp"},
-            "method moon: adds modules to the network, which FedML's model does not have; use labelskew run, or "
-            "projection: none",
-        ),
+        ({}, {"method": "moon", "projection": "mlp"}, "method moon: adds modules to the network, which FedML's model "),
         ({}, {"dataset": [1]}, "dataset: has 1 entries; use FedML's list of eight"),
         ({}, {"state_dir": "."}, "state_dir .: is not empty; use a new folder for each run"),
     ],
@@ -246,5 +241,4 @@ def test_trainer_names_wrong_labels_and_unknown_data():
     trainer.set_model_params(network().state_dict())
     with pytest.raises(LabelSkewError, match=r"dataset\[5\]\[1\]: labels are not integers from 0 to 3"):
         trainer.train(data[5][1], "cpu", args)
-    with pytest.raises(LabelSkewError, match="no entry contains the object train_data"):
-        trainer.train(list(data[5][1]), "cpu", args)
+    assert "no entry contains the object train_data" in message(lambda: trainer.train(list(data[5][1]), "cpu", args))

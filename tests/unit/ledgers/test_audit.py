@@ -6,7 +6,8 @@ import shutil
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from fl_labelskew_registry import LabelSkewError, RunError
+from error_messages import message
+from fl_labelskew_registry import RunError
 
 from fl_labelskew_plugins.ledgers import audit
 from fl_labelskew_plugins.ledgers.audit import NAME, Audit
@@ -90,8 +91,7 @@ def test_a_missing_end_is_detected_with_the_last_digest(tmp_path):
     file = tmp_path / NAME
     file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:-1]))
     assert audit.verify(tmp_path).lines == 7
-    with pytest.raises(RunError, match="no line has the SHA-256"):
-        audit.verify(tmp_path, last)
+    assert "no line has the SHA-256" in message(lambda: audit.verify(tmp_path, last), kind=RunError)
 
 
 def test_the_log_continues_after_a_restart_and_in_a_new_file(tmp_path):
@@ -109,8 +109,7 @@ def test_the_log_continues_after_a_restart_and_in_a_new_file(tmp_path):
     with pytest.raises(RunError, match=rf"{names[2]} line 1: this line does not follow {names[0]} line"):
         audit.verify(tmp_path)
     (tmp_path / names[0]).unlink()
-    with pytest.raises(RunError, match=f"{names[2]} line 1: is not the start of a log"):
-        audit.verify(tmp_path)
+    assert f"{names[2]} line 1: is not the start of a log" in message(lambda: audit.verify(tmp_path), kind=RunError)
 
 
 @pytest.mark.parametrize("kept", [1, 60, -30, -1])
@@ -250,5 +249,4 @@ def test_a_server_without_silos_restarts_in_its_folder(tmp_path):
         (tmp_path / name).touch()
     RunFolder(tmp_path).check_new()
     (tmp_path / "audit.txt").touch()
-    with pytest.raises(LabelSkewError, match="is not empty"):
-        RunFolder(tmp_path).check_new()
+    assert "is not empty" in message(lambda: RunFolder(tmp_path).check_new())

@@ -4,6 +4,7 @@ import math
 import sys
 
 import pytest
+from error_messages import message
 from fl_labelskew_registry import LabelSkewError, RunError
 from recipe_texts import cross_silo, text_with
 from scipy.optimize import brentq
@@ -42,11 +43,8 @@ def test_gaussian_answers_add_up_to_the_exact_bound_and_never_below_it(strength,
     assert privacy.epsilon((("gaussian", strength, times),), 1e-5) == pytest.approx(exact, rel=1e-3)
 
 
-def test_laplace_answers_add_up_to_their_sum():
-    assert privacy.epsilon((("laplace", 2.0, 3),), 1e-5) == pytest.approx(1.5)
-
-
 def test_combined_answers_cost_at_most_the_sum():
+    assert privacy.epsilon((("laplace", 2.0, 3),), 1e-5) == pytest.approx(1.5)
     both = privacy.epsilon((("gaussian", 4.0, 20), ("laplace", 2.0, 1)), 1e-5)
     assert gaussian(4 / math.sqrt(20), 1e-5) < both <= gaussian(4 / math.sqrt(20), 1e-5) + 0.5 + 1e-6
     assert privacy.epsilon((("laplace", 10.0, 1000),), 1e-5) < 30  # Renyi's bound; the sum is 100
@@ -88,10 +86,8 @@ def test_an_answer_is_written_down_once_and_the_next_one_adds_to_it(tmp_path):
     first.spend([COUNTS], "a", run="another")  # the same answer, with the same noise
     ledger(tmp_path).spend([WEIGHTS], "b", run="r", round=0)  # after a restart
     lines = [json.loads(line) for line in (tmp_path / "privacy.jsonl").read_text().splitlines()]
-    assert [(line["round"], line["answer"], [noise["on"] for noise in line["answered"]]) for line in lines] == [
-        (-1, "a", ["counts"]),
-        (0, "b", ["weights"]),
-    ]
+    answers = [(line["round"], line["answer"], [noise["on"] for noise in line["answered"]]) for line in lines]
+    assert answers == [(-1, "a", ["counts"]), (0, "b", ["weights"])]
     assert lines[0]["epsilon"] == {"silo": pytest.approx(50), "claim": pytest.approx(0.5)}
     spent = privacy.at({COUNTS: 1, WEIGHTS: 1}, "claim")
     assert lines[1]["epsilon"]["claim"] == pytest.approx(privacy.epsilon(spent, 1e-5))
@@ -170,8 +166,7 @@ def test_a_damaged_ledger_is_not_replaced(tmp_path, damage):
     ledger(tmp_path).spend([WEIGHTS], "a", run="r", round=0)
     file = tmp_path / "privacy.jsonl"
     file.write_bytes(damage + file.read_bytes())
-    with pytest.raises(LabelSkewError, match="is not a privacy ledger; restore the original file, or remove"):
-        ledger(tmp_path)
+    assert "is not a privacy ledger; restore the original file, or remove" in message(lambda: ledger(tmp_path))
 
 
 def test_without_the_ledger_a_silo_does_not_answer(tmp_path):

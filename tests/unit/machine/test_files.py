@@ -6,7 +6,7 @@ import stat
 
 import pytest
 import torch
-from fl_labelskew_registry import LabelSkewError
+from error_messages import message
 
 from fl_labelskew_plugins.machine.files import copied, open_regular, read_bytes, read_lines, replacing, write_text
 from fl_labelskew_plugins.plots import figure, save
@@ -42,8 +42,8 @@ PLANT = {
     "FIFO": lambda part, target: os.mkfifo(part),
 }
 WRITE = {
-    "text": lambda file: write_text(file, "text"),
-    "tensors": lambda file: save_atomic({"x": torch.zeros(2)}, file),
+    "text": lambda file: write_text(file, 10_000 * "x"),
+    "tensors": lambda file: save_atomic({"x": torch.zeros(10_000)}, file),
     "copy": lambda file: copied(file.with_name("source"), file),
     "key": lambda file: keys.write(file, b"key", 0o600),
     "picture": lambda file: save(figure(4, 4)[0], file),
@@ -91,8 +91,7 @@ def test_open_regular_reads_links_but_no_fifo_or_device(tmp_path):
 
 
 def test_read_lines_of_an_unreadable_file_is_a_one_line_error(tmp_path):
-    with pytest.raises(LabelSkewError, match=f"^{tmp_path}: cannot be read: Is a directory$"):
-        read_lines(tmp_path)
+    assert message(lambda: read_lines(tmp_path)) == f"{tmp_path}: cannot be read: Is a directory"
 
 
 @pytest.mark.parametrize(("private", "mode"), [(True, 0o600), (False, 0o640)])
@@ -105,24 +104,16 @@ def test_save_atomic_keeps_private_tensors_private_and_else_follows_the_umask(pr
     assert (tmp_path / "a").stat().st_mode & 0o777 == mode
 
 
-@pytest.mark.parametrize(
-    "write",
-    [
-        lambda folder: write_text(folder / "a.json", 10_000 * "x"),
-        lambda folder: save(figure(4, 4)[0], folder / "a.png"),
-        lambda folder: save_atomic({"x": torch.zeros(10_000)}, folder / "a.safetensors"),
-    ],
-    ids=["text", "picture", "tensors"],
-)
-def test_a_full_disk_leaves_no_file(tmp_path, write):
-    write(tmp_path)
-    (made,) = tmp_path.iterdir()
+@pytest.mark.parametrize("kind", ["text", "picture", "tensors"])
+def test_a_full_disk_leaves_no_file(tmp_path, kind):
+    made = tmp_path / "a.png"
+    WRITE[kind](made)
     before = made.read_bytes()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
         with pytest.raises(OSError, match=f"^.Errno {errno.EFBIG}. {os.strerror(errno.EFBIG)}$"):
-            write(tmp_path)
+            WRITE[kind](made)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert list(tmp_path.iterdir()) == [made]

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fl_labelskew_registry.contracts import Batch, ClientView, Federation
+from recipe_texts import SKEWED
 from rounds import LocalFederation
 from torch import nn
 
@@ -130,23 +131,19 @@ def assert_plain(world):
     return check
 
 
-DIGITS = """\
-data_args: {dataset: digits}
-partition_args: {partition_method: dirichlet, beta: 0.5}
-model_args: {model: mlp}
-train_args: {client_num_in_total: 3, client_num_per_round: 2, comm_round: 2, batch_size: 32, learning_rate: 0.1}
-device_args: {threads: 1}
-"""
-
-
 class Digits(LocalFederation):
     """Three clients with digits."""
 
     def __init__(self, method, hidden=8, of=2, optimizer="FedAvg", **options):
-        overrides = [f"method_args.{key}={value}" for key, value in options.items()]
-        overrides += [f"model_args.hidden=[{hidden}]", f"train_args.client_num_per_round={of}"]
-        overrides.append(f"train_args.federated_optimizer={optimizer}")
-        super().__init__(DIGITS + f"method_args: {{method: {method}}}", *overrides)
+        train = {
+            "client_num_in_total": 3,
+            "client_num_per_round": of,
+            "comm_round": 2,
+            "federated_optimizer": optimizer,
+        }
+        overrides = [f"train_args.{key}={value}" for key, value in train.items()]
+        overrides += [f"method_args.{key}={value}" for key, value in {"method": method, **options}.items()]
+        super().__init__(SKEWED, f"model_args.hidden=[{hidden}]", *overrides)
 
     def turn(self, client):
         """A client's view before training, and its first batch."""

@@ -59,12 +59,6 @@ def played(method, world, *, indices=(slice(0, 16), slice(16, 40)), **changes):
 
 
 class TestFD:
-    def test_neutral_setting_sends_and_keeps_nothing(self, world, federation):
-        method = FD(FD.Params(gamma=0.0))
-        view, _, sent = played(method, world, shared=FD().combine(total_of(played(FD(), world)[2]), {}))
-        assert (view.state, view.scratch, sent, method.deviations()) == ({}, {}, {}, [])
-        assert method.contribution_shapes(federation) == {}
-
     def test_what_is_sent_is_the_mean_over_the_round_s_batches(self, world, federation):
         method = FD()
         view, terms, sent = played(method, world)

@@ -55,27 +55,15 @@ def test_bf16_keeps_its_type():
 
 
 class TestFedAwS:
-    def test_neutral_setting_leaves_the_weights_alone(self, world):
-        weights = world.net.state_dict()
-        assert FedAwS(FedAwS.Params(rate=0.0)).after_aggregation(weights, {}) is weights
-
-    def test_clients_train_with_cross_entropy(self, assert_plain):
-        assert_plain(FedAwS())
-
-    def test_the_server_moves_the_class_embeddings_alone(self, world):
+    def test_the_server_spreads_the_class_embeddings_in_a_copy(self, world):
         weights = {k: v.clone() for k, v in world.net.state_dict().items()}
         new = FedAwS(FedAwS.Params(rate=0.3)).after_aggregation(weights, {})
         assert torch.equal(new["classifier.weight"], spread(weights["classifier.weight"], rate=0.3))
-        assert not torch.equal(new["classifier.weight"], weights["classifier.weight"])
-        assert new.keys() == weights.keys()
-        assert all(torch.equal(new[k], weights[k]) for k in weights if k != "classifier.weight")
-        assert torch.equal(weights["classifier.weight"], world.net.classifier.weight)  # what it got is as it was
+        assert torch.equal(weights["classifier.weight"], world.net.classifier.weight)
 
-    def test_two_rounds_on_digits(self, digits):
+    def test_a_round_on_digits_changes_only_the_class_embeddings(self, digits):
         plain, spreading = digits("fedavg"), digits("fedaws", margin=1.5)
         for run in (plain, spreading):
             run.play([0, 1])
         differ = [k for k, v in plain.server.weights.items() if not torch.equal(spreading.server.weights[k], v)]
         assert differ == ["classifier.weight"]
-        spreading.play([0, 2])
-        assert all(v.isfinite().all() for v in spreading.server.weights.values())

@@ -2,6 +2,7 @@ import math
 
 import pytest
 import torch
+from error_messages import message
 from fl_labelskew_registry import RunError
 from fl_labelskew_registry.contracts import Total
 
@@ -74,8 +75,7 @@ def test_a_weight_out_of_range_is_refused(digits, weight):
 
 def test_a_round_in_which_all_weights_are_0_is_refused(digits):
     run = digits("feddisco", a=100.0, b=0.0)
-    with pytest.raises(RunError, match="all clients have the weight 0"):
-        run.play([0, 1])
+    assert "all clients have the weight 0" in message(lambda: run.play([0, 1]), kind=RunError)
 
 
 def test_equal_distributions_have_no_discrepancy(world):

@@ -2,6 +2,7 @@ import dataclasses
 
 import pytest
 import torch
+from error_messages import message
 from fl_labelskew_registry import RunError
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -180,9 +181,7 @@ class TestMethod:
         view = world.client(shared=self.shared())
         assert list(FedMR(FedMR.Params(mu1=0.0)).loss(world.batch(), view)) == ["cross_entropy", "inter"]
         assert list(FedMR(FedMR.Params(mu2=0.0)).loss(world.batch(), view)) == ["cross_entropy", "intra"]
-
-    def test_no_inter_loss_before_the_first_prototypes(self, world):
-        assert list(FedMR().loss(world.batch(), world.client())) == ["cross_entropy", "intra"]
+        assert list(FedMR().loss(world.batch(), world.client())) == ["cross_entropy", "intra"]  # no prototypes yet
 
     def test_lite(self, world):
         shared, batch = self.shared(), world.batch()
@@ -248,9 +247,8 @@ class TestMethod:
 
     def test_sums_that_overflow_end_the_round_in_one_line(self):
         huge = {"sums": torch.full((2, 3), 3e38), "counts": torch.ones(2, dtype=torch.int64)}
-        match = r"^round 5: the sum of sums over 2 clients is not finite, training diverged"
-        with pytest.raises(RunError, match=match):
-            total_of(huge, huge, round=4)
+        line = message(lambda: total_of(huge, huge, round=4), kind=RunError)
+        assert line.startswith("round 5: the sum of sums over 2 clients is not finite, training diverged")
 
     @pytest.mark.parametrize(("fraction", "number"), [(0.0, 0), (0.5, 5), (0.8, 8), (0.25, 3), (1.0, 10)])
     def test_a_fixed_fraction_of_clients_submits(self, world, federation, fraction, number):

@@ -70,11 +70,6 @@ def test_the_teacher_is_the_servers_model(world):
     assert all(p.grad is None for p in view.scratch["fedntd.teacher"].parameters())
 
 
-def test_distillation_keeps_outputs_of_other_classes_near_the_servers(digits):
-    free, held = (digits("fedntd", beta=beta).play([0])[0].loss_terms["distillation"] / beta for beta in (1e-6, 5.0))
-    assert held < 0.5 * free
-
-
 def test_combines_with_calibrations_and_other_terms(world):
     """The distillation is of the network's logits, not of calibrated ones."""
     both = combined.combine({"fedlc": FedLC(), "fedntd": FedNTD(), "fedlmd": FedLMD()})

@@ -40,17 +40,6 @@ def test_balanced_softmax_by_hand():
     assert cross_entropy(balanced_logits(z, n, missing="mask"), torch.tensor([0])).item() == 0
 
 
-def test_neutral_setting_keeps_nothing(world):
-    method, view = FedRoD(FedRoD.Params(gamma=0.0, private=0.0)), world.client()
-    method.before_round(view)
-    assert list(method.private_parameters(view)) == []
-    method.after_round(view)
-    assert view.state == {}
-    assert method.personalised(view.state) is None
-    world.net.eval()
-    assert torch.equal(method.private_logits(world.x, view), world.net(world.x))
-
-
 def test_the_private_head_sends_no_gradient_to_the_generic_part(world):
     method, view, batch = FedRoD(FedRoD.Params(private=3.0)), world.client(), world.batch()
     method.before_round(view)

@@ -51,16 +51,6 @@ def begun(method, world, **changes):
 
 
 class TestFLDA:
-    def test_neutral_setting_keeps_nothing(self, world):
-        method = FLDA(FLDA.Params(general_share=1.0))
-        view = begun(method, world)
-        assert method.private_parameters(view) == []
-        method.after_round(view)
-        assert view.state == {}
-        world.net.eval()
-        assert torch.equal(method.private_logits(world.x, view), world.net(world.x))
-        assert method.deviations() == []
-
     @pytest.mark.parametrize("mixture", ["logits", "probabilities"])
     def test_it_may_begin_as_the_general_model(self, world, mixture):
         """Two equal models mix to one of them, whatever the gate, which so learns nothing."""
@@ -88,7 +78,7 @@ class TestFLDA:
     @pytest.mark.parametrize("share", [None, 0.25])
     def test_loss_gate_and_state(self, world, share):
         method = FLDA(FLDA.Params(general_share=share))
-        state = {f"private.{k}": v + 0.3 if v.is_floating_point() else v for k, v in world.net.state_dict().items()}
+        state = world.moved("private.")
         if share is None:
             state["gate"] = torch.tensor([1.0, -2.0, 0.5, 0.1])
         kept = {k: v.clone() for k, v in state.items()}
@@ -112,7 +102,7 @@ class TestFLDA:
 
     def test_its_own_measure_is_the_mixture_s(self, world):
         method = FLDA()
-        state = {f"private.{k}": v + 0.3 if v.is_floating_point() else v for k, v in world.net.state_dict().items()}
+        state = world.moved("private.")
         view = begun(method, world, state=state | {"gate": torch.tensor([1.0, -2.0, 0.5, 0.1])})
         world.net.eval()
         with torch.inference_mode():
@@ -134,19 +124,6 @@ class TestFLDA:
         world.net.body[0].requires_grad_(False)
         view = begun(FLDA(), world)
         assert len(FLDA().private_parameters(view)) == 4 + 1
-
-    def test_two_rounds_on_digits(self, digits):
-        method = digits("flda")
-        method.play([0, 1])
-        first = dict(method.states[0])
-        assert first.keys() == {"gate", *(f"private.{k}" for k in method.server.weights)}
-        assert not torch.equal(first["private.classifier.weight"], method.states[1]["private.classifier.weight"])
-        results = method.play([0, 2])
-        assert all(not torch.equal(first[k], v) for k, v in method.states[0].items())
-        assert results[0].upload.keys() == method.server.weights.keys()
-        assert results[0].contributions == {}
-        right, number = results[0].personalised
-        assert 0 < right <= number
 
     def test_all_clients_begin_with_the_same_other_network(self, digits):
         method, again = digits("flda"), digits("flda")

@@ -45,11 +45,8 @@ def test_hpm_momentum():
 
 @pytest.mark.parametrize(("epochs", "first", "second"), [(1, 0.5, 0.5), (2, 1, 1), (3, 2, 1), (5, 3, 2), (10, 5, 5)])
 def test_stages(epochs, first, second):
-    stages = MAP().stages(epochs)
-    assert [(s.name, s.epochs, s.upload) for s in stages] == [
-        ("aggregate", first, True),
-        ("personalise", second, False),
-    ]
+    stages = [(stage.name, stage.epochs, stage.upload) for stage in MAP().stages(epochs)]
+    assert stages == [("aggregate", first, True), ("personalise", second, False)]
 
 
 def test_the_first_stage_is_restricted_the_second_is_not(world):

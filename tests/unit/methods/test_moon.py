@@ -42,12 +42,6 @@ def test_hand_numbers():
     assert not z.grad.any()
 
 
-def test_mu_zero_keeps_nothing(world):
-    empty = world.client()
-    MOON(MOON.Params(mu=0.0)).after_round(empty)
-    assert empty.state == {}
-
-
 def test_a_clients_first_round_has_no_contrast(world, assert_plain):
     method, view = MOON(), world.client()
     method.before_round(view)
@@ -95,14 +89,3 @@ def test_contrast_of_projected_features(world):
     assert term.item() == pytest.approx(expected, rel=1e-5)
     term.backward()
     assert all(p.grad is not None for p in world.net.shared_modules.parameters())
-
-
-def test_two_rounds_on_digits(digits):
-    run = digits("moon")
-    first = run.play([0, 1])
-    assert all(result.loss_terms.keys() == {"cross_entropy"} for result in first.values())
-    last = {k.removeprefix("moon."): v for k, v in first[1].state.items()}
-    assert all(torch.equal(last[k], v) for k, v in first[1].upload.items())
-    second = run.play([1, 2])
-    assert second[1].loss_terms["contrast"] > 0
-    assert second[2].loss_terms.keys() == {"cross_entropy"}  # its first round

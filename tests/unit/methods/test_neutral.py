@@ -49,9 +49,12 @@ def test_neutral_setting_is_plain_cross_entropy(world, assert_plain, name, param
 
 @pytest.mark.parametrize(("name", "params"), [case for case in NEUTRAL if case[0] not in ("fedrs", "map", "fedphp")])
 def test_neutral_training_equals_fedavg(digits, name, params):
-    """But for the three whose uploads count alike."""
+    """But for the three whose uploads count alike. Clients send and keep nothing else."""
     plain, neutral = digits("fedavg"), digits(name, **params)
     for clients in ([0, 1], [1, 2]):
-        plain.play(clients)
-        neutral.play(clients)
+        results = plain.play(clients)
+        for client, result in neutral.play(clients).items():
+            assert (result.contributions, result.state) == ({}, {})
+            assert result.personalised == results[client].personalised
+    assert neutral.method.contribution_shapes(neutral.made.federation) == {}
     assert all(torch.equal(neutral.server.weights[k], v) for k, v in plain.server.weights.items())

@@ -50,6 +50,7 @@ AS_PRINTED = {"scale": "paper", "negatives": "observed"}
 @pytest.mark.parametrize(
     ("name", "params", "lines"),
     [
+        ("fd", {"gamma": 0.0}, []),
         ("feddecorr", {"beta": 0.0}, []),
         ("feddecorr", {"scale": "code"}, ["1e-8 is added to the variance", "scale: code omits the diagonal"]),
         ("fedlc", {}, ["denominator: full keeps", "tau: 1; the paper gives no", "missing: one counts a class"]),
@@ -74,6 +75,7 @@ AS_PRINTED = {"scale": "paper", "negatives": "observed"}
         ("fedvls", {"suppression": 1.0, "form": "paper"}, []),
         ("fedvls", {"suppression": 0.0}, []),
         ("fedvls", {"calibration": "none"}, ["calibration: none is plain cross-entropy", "suppression:", "form: code"]),
+        ("flda", {"general_share": 1.0}, []),
         ("flda", {}, ["the gate is linear in the general model's features", "mixture: logits mixes logits"]),
         ("flda", {"general_share": 0.5, "mixture": "probabilities"}, ["general_share: a fixed share replaces"]),
         ("map", {"mu0": 0.0}, []),

@@ -48,11 +48,9 @@ class World:
     """A federation of such clients.
 
     Args:
-        optimizer: what is tested.
         a, b: each client's curvature and minimum.
         steps: local steps of each client; its samples are as many.
         at: where the server starts.
-        stages: of local training; one by default.
     """
 
     def __init__(self, optimizer, *, a=(1.0, 3.0), b=(0.0, 1.0), steps=(2, 2), at=1.0, stages=None, **settings):

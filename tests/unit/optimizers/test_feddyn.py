@@ -3,12 +3,8 @@ import pytest
 from fl_labelskew_plugins.optimizers.feddyn import FedDyn
 
 
-def make(alpha):
-    return FedDyn(FedDyn.Params(feddyn_alpha=alpha))
-
-
 def test_two_rounds_by_hand(world):
-    two = world(make(0.5), steps=(1, 1))
+    two = world(FedDyn(FedDyn.Params(feddyn_alpha=0.5)), steps=(1, 1))
     # client 0 goes to 0.9, client 1 stays: gradients 0.05 and 0, h = 0.5 / 2 * 0.1 = 0.025, w = 0.95 - 0.025 / 0.5
     assert two.play() == pytest.approx(0.9)
     assert (two.kept(0), two.kept(1)) == (pytest.approx(0.05), pytest.approx(0))

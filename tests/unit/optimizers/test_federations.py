@@ -53,14 +53,7 @@ class Spread(Method):
 
 
 class Three:
-    """Three clients.
-
-    Args:
-        decay: weight decay.
-        spread: weight of the term that is not additive.
-        by_class: whether the classifier's rows are weighted by class.
-        momentum: local.
-    """
+    """Three clients; ``spread``: weight of the term that is not additive, ``momentum``: the local one."""
 
     def __init__(self, *, decay=0.0, spread=0.0, by_class=False, momentum=0.0):
         self.decay, self.spread, self.by_class, self.momentum = decay, spread, by_class, momentum

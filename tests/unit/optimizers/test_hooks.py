@@ -26,19 +26,19 @@ class Adds(Optimizer):
         return {}
 
 
-def test_training_after_the_upload_is_not_corrected(world):
-    two = world(Adds(), steps=(2, 2), stages=[Stage("shared", 0.5), Stage("own", 0.5, upload=False)])
+@pytest.mark.parametrize(
+    ("stages", "upload", "last", "steps"),
+    [
+        ([Stage("shared", 0.5), Stage("own", 0.5, upload=False)], 1 - 0.1 * (1 + 1), 0.8 - 0.1 * 0.8, 1),
+        ([Stage("first", 0.5, upload=False), Stage("double", 0.5)], *[0.8 - 0.1 * (2 * 0.8 + 1)] * 2, 2),
+    ],
+)
+def test_only_training_before_the_upload_is_corrected(world, stages, upload, last, steps):
+    two = world(Adds(), steps=(2, 2), stages=stages)
     result = fit(two.trainer, 0, 0, two.server.weights, times_selected=1)
-    assert float(result.upload["w"]) == pytest.approx(1 - 0.1 * (1 + 1))
-    assert two.trainer.model.w.item() == pytest.approx(0.8 - 0.1 * 0.8)
-    assert two.trainer.optimizer.steps == [1]
-
-
-def test_stages_before_the_upload_are_corrected(world):
-    two = world(Adds(), steps=(2, 2), stages=[Stage("first", 0.5, upload=False), Stage("double", 0.5)])
-    result = fit(two.trainer, 0, 0, two.server.weights, times_selected=1)
-    assert float(result.upload["w"]) == pytest.approx(0.8 - 0.1 * (2 * 0.8 + 1))
-    assert two.trainer.optimizer.steps == [2]
+    assert float(result.upload["w"]) == pytest.approx(upload)
+    assert two.trainer.model.w.item() == pytest.approx(last)
+    assert two.trainer.optimizer.steps == [steps]
 
 
 def test_gradients_are_clipped_once_they_are_corrected(world):

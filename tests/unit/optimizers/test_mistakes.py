@@ -1,14 +1,8 @@
 import pytest
 from error_messages import message
+from recipe_texts import text_with
 
 from fl_labelskew_plugins.recipe import parse
-
-TEXT = """\
-data_args: {{dataset: digits}}
-model_args: {{model: mlp}}
-method_args: {{method: fedavg}}
-train_args: {{federated_optimizer: {}}}
-"""
 
 
 @pytest.mark.parametrize(
@@ -26,11 +20,14 @@ train_args: {{federated_optimizer: {}}}
     ],
 )
 def test_refused_combinations(optimizer, override, line):
-    text = TEXT.format("FedOpt, server_optimizer: adam" if optimizer == "adam" else optimizer)
+    keys = {"federated_optimizer": optimizer}
+    if optimizer == "adam":
+        keys = {"federated_optimizer": "FedOpt", "server_optimizer": "adam"}
+    text = text_with(train_args=keys)
     assert line in message(lambda: parse.parse(text, overrides=[f"train_args.{override}"]))
 
 
 def test_protected_uploads_exclude_optimisers_that_send_more():
-    overrides = ["method_args.method=fedrs", "method_args.upload_clip=1.0"]
+    overrides = ["train_args.federated_optimizer=SCAFFOLD", "method_args.method=fedrs", "method_args.upload_clip=1.0"]
     line = "SCAFFOLD sends more than weights, but the method's protection of uploads covers only weights"
-    assert line in message(lambda: parse.parse(TEXT.format("SCAFFOLD"), overrides=overrides))
+    assert line in message(lambda: parse.parse(text_with(), overrides=overrides))

@@ -5,12 +5,8 @@ import pytest
 from fl_labelskew_plugins.optimizers.scaffold import SCAFFOLD
 
 
-def make(**options):
-    return SCAFFOLD(SCAFFOLD.Params(**options))
-
-
 def test_two_rounds_by_hand(world):
-    two = world(make())
+    two = world(SCAFFOLD())
     # round 1, c = 0: client 0 goes 1, 0.9, 0.81; client 1 is at its minimum
     assert two.play() == pytest.approx((0.81 + 1) / 2)
     assert two.kept(0) == pytest.approx((1 - 0.81) / 0.2)
@@ -26,6 +22,6 @@ def test_two_rounds_by_hand(world):
 
 def test_momentum_enters_the_mean_step(world):
     """With constant gradients (a = 0 curvature is none, so: far minima), the control variate is the gradient itself."""
-    two = world(make(), a=(1e-6, 1e-6), b=(-1e6, 1e6), steps=(5, 3), momentum=0.9)
+    two = world(SCAFFOLD(), a=(1e-6, 1e-6), b=(-1e6, 1e6), steps=(5, 3), momentum=0.9)
     two.play()
     assert (two.kept(0), two.kept(1)) == (pytest.approx(1, rel=1e-4), pytest.approx(-1, rel=1e-4))

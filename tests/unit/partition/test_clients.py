@@ -88,9 +88,6 @@ def test_local_test_split_is_proportional():
     assert [np.bincount(labels[p], minlength=3).tolist() for p in parts] == [[6, 0, 0], [2, 5, 0], [2, 5, 0]]
     assert len(np.unique(np.concatenate(parts))) == 20
     assert all((np.diff(p) > 0).all() for p in parts)
-
-
-def test_a_client_may_have_no_test_sample():
     clients = divide(data(train=(50,), test=(1,)), IID(), clients=5, seed=0)
     assert [len(p) for p in clients.test] == [1, 0, 0, 0, 0]
 

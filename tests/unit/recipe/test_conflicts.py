@@ -51,9 +51,8 @@ def test_poisoned_samples_are_not_augmented():
 
 
 SUMS = "comm_args.secure_aggregation"
-SINGLE = (
-    "true cannot be used with comm_args.secure_aggregation: FedML's code needs single uploads, which are hidden then"
-)
+SINGLE = f"true cannot be used with {SUMS}: FedML's code needs single uploads, which are hidden then; allowed: false"
+DEFENCE = ("enable_defense=true", "defense_type=cclip", "bucket_size=2")
 BYZANTINE = ("enable_attack=true", "attack_type=byzantine", "byzantine_client_num=1", "attack_mode=random")
 NOISE = ("enable_dp=true", "dp_solution_type=cdp", "mechanism_type=laplace", "epsilon=1", "delta=0", "sensitivity=1")
 
@@ -61,12 +60,9 @@ NOISE = ("enable_dp=true", "dp_solution_type=cdp", "mechanism_type=laplace", "ep
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
-        ([f"security_args.{key}" for key in BYZANTINE], f"security_args.enable_attack: {SINGLE}; allowed: false"),
-        (
-            ["security_args.enable_defense=true", "security_args.defense_type=cclip", "security_args.bucket_size=2"],
-            f"security_args.enable_defense: {SINGLE}; allowed: false",
-        ),
-        ([f"dp_args.{key}" for key in NOISE], f"dp_args.enable_dp: {SINGLE}; allowed: false"),
+        ([f"security_args.{key}" for key in BYZANTINE], f"security_args.enable_attack: {SINGLE}"),
+        ([f"security_args.{key}" for key in DEFENCE], f"security_args.enable_defense: {SINGLE}"),
+        ([f"dp_args.{key}" for key in NOISE], f"dp_args.enable_dp: {SINGLE}"),
         (
             ["comm_args.max_update_ratio=5"],
             f"comm_args.max_update_ratio: 5 needs single uploads, which are hidden with {SUMS}; allowed: null, or "

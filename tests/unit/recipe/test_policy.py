@@ -17,6 +17,13 @@ COUNTS, SIGMA = "noise_at_least: {count_noise: 4}", "noise_at_least: {upload_sig
 SUMS = ", secure_aggregation: true, certs: certs"
 NOISE = "privacy_args: {noise_multiplier: 1, clip: 1}"
 LDP = "dp_args: {enable_dp: true, dp_solution_type: ldp, epsilon: 0.5, sensitivity: 2, "
+HOST_LAPLACE = LDP + "mechanism_type: laplace, delta: 0}"
+GAUSSIAN = "noise_at_least: {%s: {kind: gaussian, scale: 4}}"
+LAPLACE = "noise_at_least: {count_noise: {kind: laplace, scale: 4}}"
+BOTH = {
+    "method": "fedshift + fedrs, fedrs: {upload_clip: 1, upload_sigma: 0.1}",
+    "own": "method_args: {fedshift: {count_noise: 4}}",
+}
 
 
 def shift(own):
@@ -51,37 +58,17 @@ def lines(tmp_path, text, method="fedavg", train="", comm="", more="", own="", o
         ("send: [counts]", {}, 'send: ["counts"] does not allow weights: every upload;'),
         (f"server_fingerprint: {'ab' * 32}", {}, "does not allow a connection without certificates (comm_args.certs);"),
         (SIGMA, {}, "noise_at_least.upload_sigma: 0.1 does not allow noise of 0;"),
-        (
-            SIGMA,
-            {"method": "fedrs, upload_clip: 1, upload_sigma: 0.05"},
-            "noise_at_least.upload_sigma: 0.1 does not allow noise of 0.05; set more noise, or change this policy",
-        ),
+        (SIGMA, {"method": "fedrs, upload_clip: 1, upload_sigma: 0.05"}, "of 0.05; set more noise, or change this"),
         (COUNTS, {"method": "fedshift"}, "count_noise: 4 does not allow noise of 0;"),
         (COUNTS, {"method": "fedmr"}, "count_noise: 4 does not allow noise of 0;"),
         (COUNTS, shift("count_noise: 3"), "count_noise: 4 does not allow noise of 3;"),
-        (
-            "noise_at_least: {count_noise: {kind: gaussian, scale: 4}}",
-            shift("count_noise: 4"),
-            "noise_at_least.count_noise: gaussian does not allow laplace noise; set that kind, or change this policy",
-        ),
-        (
-            "noise_at_least: {count_noise: {kind: laplace, scale: 4}}",
-            shift("count_noise: 4, count_noise_type: gaussian"),
-            "noise_at_least.count_noise: laplace does not allow gaussian noise;",
-        ),
-        (
-            "noise_at_least: {dp: {kind: gaussian, scale: 4}}",
-            {"more": LDP + "mechanism_type: laplace, delta: 0}"},
-            "noise_at_least.dp: gaussian does not allow laplace noise;",
-        ),
+        (GAUSSIAN % "count_noise", shift("count_noise: 4"), "count_noise: gaussian does not allow laplace noise; set"),
+        (LAPLACE, shift("count_noise: 4, count_noise_type: gaussian"), "laplace does not allow gaussian noise;"),
+        (GAUSSIAN % "dp", {"more": HOST_LAPLACE}, "noise_at_least.dp: gaussian does not allow laplace noise;"),
         ("noise_at_least: {noise_multiplier: 1}", {}, "noise_at_least.noise_multiplier: 1 does not allow noise of 0;"),
-        (
-            "require_secure_aggregation: true",
-            {},
-            "require_secure_aggregation: true does not allow comm_args.secure_aggregation false; use another recipe",
-        ),
+        ("require_secure_aggregation: true", {}, "true does not allow comm_args.secure_aggregation false; use another"),
         ("noise_at_least: {dp: 1}", {}, "noise_at_least.dp: 1 does not allow noise of 0;"),
-        ("noise_at_least: {dp: 5}", {"more": LDP + "mechanism_type: laplace, delta: 0}"}, "allow noise of 4;"),
+        ("noise_at_least: {dp: 5}", {"more": HOST_LAPLACE}, "allow noise of 4;"),
     ],
 )
 def test_recipe_keys_beyond_the_policy_are_refused(tmp_path, text, more, said):
@@ -99,20 +86,14 @@ def test_recipe_keys_beyond_the_policy_are_refused(tmp_path, text, more, said):
         ("send: [weights]", {"method": "fedmr, mu2: 0"}),
         ("require_secure_aggregation: true", {"comm": SUMS}),
         ("noise_at_least: {noise_multiplier: 1}", {"comm": SUMS, "more": NOISE}),
-        ("noise_at_least: {count_noise: {kind: laplace, scale: 4}}", shift("count_noise: 4")),
+        (LAPLACE, shift("count_noise: 4")),
         ("send: [weights]", {"method": "fedmr", "own": "comm_args: {send_contributions: false}"}),
         ("send: [weights, prototypes, counts]", {"method": "fedmr"}),
         ("send: [weights, prototypes]", {"method": "fd"}),
         (f"server_fingerprint: {'ab' * 32}", {"comm": ", certs: certs"}),
         (COUNTS, {"method": "fedavg"}),  # no counts leave
-        (
-            "noise_at_least: {count_noise: 4, upload_sigma: 0.1}",
-            {
-                "method": "fedshift + fedrs, fedrs: {upload_clip: 1, upload_sigma: 0.1}",
-                "own": "method_args: {fedshift: {count_noise: 4}}",
-            },
-        ),
-        ("noise_at_least: {dp: 4}", {"more": LDP + "mechanism_type: laplace, delta: 0}"}),
+        ("noise_at_least: {count_noise: 4, upload_sigma: 0.1}", BOTH),
+        ("noise_at_least: {dp: 4}", {"more": HOST_LAPLACE}),
         ("", {}),
     ],
 )

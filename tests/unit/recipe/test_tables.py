@@ -76,10 +76,7 @@ def test_a_path_is_relative_to_the_table(tmp_path):
         (edited(lambda content: content["base"].update(trian_args={})), "base.trian_args: unknown section; did you"),
         (edited(lambda content: content["tables"].append(3)), "tables, item 2: 3 is not a mapping; allowed: table"),
         (edited(lambda content: content["tables"][0].pop("rows")), "tables, item 1: rows: missing; allowed: a list"),
-        (
-            edited(lambda content: content["tables"][0].update(columns=["fedavg", "fedrm"])),
-            "Exp 1: columns: 'fedrm' is unknown; allowed: fedavg, fedmr; did you mean fedmr?",
-        ),
+        (edited(lambda content: content["tables"][0].update(columns=["fedrm"])), "Exp 1: columns: 'fedrm' is unknown;"),
         (edited(lambda content: content["tables"][0]["rows"].append("x")), "Exp 1, row 3: 'x' is not a mapping; all"),
         (first_row(name="a/b"), "a/b_fedavg: a recipe cannot be called 'a/b_fedavg'; use a name of"),
         (first_row(value=[1.0]), "Exp 1, row 1: value: unknown key; allowed: data, split, name, values"),

@@ -118,11 +118,7 @@ def test_a_built_in_name_claimed_by_another_package_is_refused(site):
         ("bad:A", "class A: pass", "must be a subclass of fl_labelskew_registry.Method"),
         ("bad:A", "def A(): pass", "must be a subclass of fl_labelskew_registry.Method"),
         ("bad:A", "from fl_labelskew_registry import Method\nclass A(Method): pass", "has no Params: "),
-        (
-            "bad:A",
-            "from fl_labelskew_registry import Method\nclass A(Method):\n    Params = 3",
-            "has no Params: add a pydantic model, which may be empty",
-        ),
+        ("bad:A", "from fl_labelskew_registry import Method\nclass A(Method): Params = 3", "has no Params: add a"),
     ],
 )
 def test_a_broken_plugin_gives_one_line_with_its_distribution_and_hides_no_other(site, target, source, message):
@@ -257,9 +253,3 @@ PROPERTY, STATIC, CLASS = "@property\n    ", "@staticmethod\n    ", "@classmetho
 )
 def test_a_hook_that_would_not_be_called_is_refused(refused, kind, body, message):
     assert refused(kind, body) == message
-
-
-def test_every_built_in_plugin_has_only_called_hooks():
-    for kind in catalog.CONTRACTS:
-        for entry in catalog.entries(kind):
-            catalog.load(kind, entry.name)

@@ -123,9 +123,7 @@ def test_runs_of_a_sweep(folder, tmp_path):
     done.write_json("summary.json", {})
     broken.set_status()
     broken.hold()
-    broken.set_status(
-        state=status.FAILED, reason="\x1b[2Jout of memory in round 2, client 3; use a smaller train_args.batch_size"
-    )
+    broken.set_status(state=status.FAILED, reason="\x1b[2Jout of memory in round 2, client 3; use a smaller batch_size")
     broken.release()
     (damaged.path / status.NAME).write_text("{")
     output = call("status", tmp_path, COLUMNS="80").output
@@ -181,7 +179,7 @@ def test_values_of_wrong_types_are_damage_and_control_characters_are_removed(fol
 
 
 def test_status_of_silos():
-    silos = status.Silos(["north", "south"])
+    silos = status.Silos(status.names(["a/north.yaml", "south.yaml"], 2))
     for line in (
         {"event": "refused", "time": "0"},
         {"event": "received", "rank": 1, "time": "1", "kind": "HELLO", "bytes": 10, "round": None},
@@ -213,10 +211,6 @@ def test_a_file_is_written_once_a_second_at_most(monkeypatch):
     assert [silos.due(), silos.due()] == [True, False]
     now[0] += 1
     assert silos.due()
-
-
-def test_silos_have_the_names_of_their_files():
-    assert status.names(["a/north.yaml", "south.yaml"], 2) == ["north", "south"]
 
 
 def test_runs_of_one_process(tmp_path):

@@ -25,13 +25,6 @@ def test_sums_are_another_experiment_but_addresses_are_not():
     assert others[2] != others[3]
 
 
-def test_a_line_cut_in_half_ends_the_metrics(tmp_path):
-    path = folder(tmp_path / "a", resolved(), [0.5, 0.6])
-    with (path / "metrics.jsonl").open("a") as file:
-        file.write('{"round": 2, "accu')
-    assert len(finished.read(path).metrics) == 2
-
-
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [

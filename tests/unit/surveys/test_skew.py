@@ -60,12 +60,7 @@ def test_a_client_without_samples_is_in_no_mean():
     assert measured.mean == without.mean
     assert measured.weighted_mean == without.weighted_mean
     assert measured.worst == 2
-    for values in (
-        measured.hellinger,
-        measured.effective,
-        measured.imbalance,
-        measured.chance,
-    ):
+    for values in (measured.hellinger, measured.effective, measured.imbalance, measured.chance):
         assert np.isnan(values).tolist() == [False, True, False]
 
 

@@ -83,9 +83,6 @@ def test_repeated_reconnections_do_not_extend_the_wait(members):
     assert members.clock.now < 5
 
 
-# The clock
-
-
 class Scripted:
     """Each wait of the script: seconds that it lasts (None: as long as waits) and whether a message came."""
 

@@ -23,6 +23,14 @@ def judged(judge, round, uploads):
     return outcomes[0][0]
 
 
+def objections(judge, *uploads, round=0):
+    """To uploads of these norms, by client."""
+    judge.begin(round)
+    for client, values in enumerate(uploads):
+        judge.add(client, values)
+    return [judge.objection(client) for client in range(len(uploads))]
+
+
 def test_an_upload_is_compared_with_others_and_with_earlier_uploads():
     judge = Judge(10, {}, 3)
     assert judged(judge, 0, {0: 1.0, 1: 2.0, 2: 3e39}) == [0, 1]
@@ -56,31 +64,21 @@ def test_zero_norms_are_ignored_and_a_single_upload_is_compared_with_earlier_one
 
 
 def test_a_tensor_that_no_other_silo_sends_is_compared_with_an_assumed_norm():
-    judge = Judge(10, {}, 3)
     for sums, accepted in ((1e4, True), (1.001e4, False)):
-        judge.begin(0)
-        judge.add(0, {"update": 1.0})
-        judge.add(1, {"update": 1.0, "sums": sums})
-        assert (judge.objection(1) == "") is accepted
+        found = objections(Judge(10, {}, 3), {"update": 1.0}, {"update": 1.0, "sums": sums})
+        assert (found[1] == "") is accepted
 
 
 def test_buffers_that_training_does_not_change_must_not_change():
     """Constants and frozen parameters have norms of 0, so that 3.4e38 was compared with nothing."""
     judge = Judge(10, {}, 3)
     for round in (0, 1):
-        judge.begin(round)
-        for client, buffers in enumerate((0.0, 0.0, 3.4e38)):
-            judge.add(client, {"update": 1.0, "buffers": buffers})
-        assert [bool(judge.objection(client)) for client in range(3)] == [False, False, True]
-    judge.begin(2)
-    judge.add(0, {"update": 1.0, "buffers": 5.0})
-    judge.add(1, {"update": 0.0, "buffers": 0.0})
-    assert judge.objection(0) != ""
-    judge = Judge(10, {}, 3)  # a silo that does not train says nothing about the buffers of others
-    judge.begin(0)
-    judge.add(0, {"update": 1.0, "buffers": 5.0})
-    judge.add(1, {"update": 0.0, "buffers": 0.0})
-    assert judge.objection(0) == ""
+        uploads = [{"update": 1.0, "buffers": buffers} for buffers in (0.0, 0.0, 3.4e38)]
+        assert [bool(line) for line in objections(judge, *uploads, round=round)] == [False, False, True]
+    uploads = {"update": 1.0, "buffers": 5.0}, {"update": 0.0, "buffers": 0.0}
+    assert objections(judge, *uploads, round=2)[0] != ""
+    # a silo that does not train says nothing about the buffers of others
+    assert objections(Judge(10, {}, 3), *uploads)[0] == ""
 
 
 @pytest.mark.parametrize(
@@ -101,11 +99,8 @@ def test_few_tiny_uploads_do_not_exclude_honest_silos_in_small_rounds(rounds):
 
 def test_tiny_tensors_of_few_silos_do_not_exclude_honest_silos():
     """Of five silos, two honest ones share their class sums, and two others send tiny ones although they should not."""
-    judge = Judge(1000, {}, 5)
-    judge.begin(0)
-    for client, sums in enumerate((11.8, 12.0, 0.0, 1e-8, 1e-8)):
-        judge.add(client, {"update": 1.0, "sums": sums})
-    assert [judge.objection(client) for client in range(5)] == [""] * 5
+    uploads = [{"update": 1.0, "sums": sums} for sums in (11.8, 12.0, 0.0, 1e-8, 1e-8)]
+    assert objections(Judge(1000, {}, 5), *uploads) == [""] * 5
 
 
 def test_norms_of_excluded_silos_are_not_compared():
@@ -127,12 +122,9 @@ def test_only_the_last_rounds_count_and_a_repeated_round_replaces_its_norms():
 
 
 def test_each_additional_tensor_has_its_own_norm():
-    judge = Judge(10, {}, 3)
-    judge.begin(0)
-    for client, prototypes in enumerate((1.0, 1.0, 3.4e38)):
-        judge.add(client, {"update": 1.0, "prototypes": prototypes})
-    assert [bool(judge.objection(client)) for client in range(3)] == [False, False, True]
-    assert judge.objection(2) == "the norm of its prototypes is 3.4e+38; the median is 1 for the others"
+    uploads = [{"update": 1.0, "prototypes": prototypes} for prototypes in (1.0, 1.0, 3.4e38)]
+    line = "the norm of its prototypes is 3.4e+38; the median is 1 for the others"
+    assert objections(Judge(10, {}, 3), *uploads) == ["", "", line]
 
 
 @pytest.mark.parametrize("sends_change", [False, True])
