@@ -164,7 +164,7 @@ def test_a_copy_has_its_own_hooks_and_keeps_attributes():
 
 
 class Module(nn.Module):
-    """A network of another package: what it is given, times ``scale``."""
+    """A network of another package: its input times ``scale``."""
 
     def __init__(self):
         super().__init__()

@@ -48,7 +48,7 @@ def test_a_noise_generator_is_chacha20_with_a_separate_key():
 
 
 def following(words):
-    """The next 32 bits of a Mersenne twister, from 624 that it has drawn: each word's tempering is undone."""
+    """The next 32 bits of a Mersenne twister, from 624 draws: the tempering of each is inverted."""
 
     def undone(word, shift, mask, *, left):
         result = word

@@ -1,4 +1,4 @@
-"""The units and container files of ``examples/services``: what they start are commands of ours, and when they do again.
+"""The units and container files of ``examples/services``: their commands, and when they restart them.
 
 They are read here without systemd and Docker, as far as that goes.
 """
@@ -36,7 +36,7 @@ def unit(path):
 
 @pytest.fixture
 def started(tmp_path):
-    """The words with which a line of a shell, or a command, starts our program; nothing else is on its path."""
+    """The arguments with which a line of a shell, or a command, starts our program; no other program is on its path."""
     program = tmp_path / "labelskew"
     program.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     program.chmod(0o755)
@@ -52,7 +52,7 @@ def started(tmp_path):
 
 
 def exec_start(service):
-    """The words that systemd would execute, for rank 2."""
+    """The command that systemd would execute for rank 2."""
     (line,), variables = service["ExecStart"], {}
     for value in service["Environment"]:
         variables |= dict(word.partition("=")[::2] for word in shlex.split(value))
@@ -86,7 +86,7 @@ def test_a_service_of_a_server_resumes_its_run(started, tmp_path):
     first = started(command)
     assert first == ["run", "/etc/labelskew/federation.yaml", "--role", "server", "--run-dir", str(run)]
     run.mkdir()
-    (run / "audit.jsonl").touch()  # nobody came
+    (run / "audit.jsonl").touch()  # no silo connected
     assert started(command) == first
     (run / "recipe.yaml").touch()
     again = started(command)

@@ -1,4 +1,4 @@
-"""The commands, in this process; what needs a process of its own is in test_processes.py."""
+"""The commands, in this process; test_processes.py has the tests that need separate processes."""
 
 import json
 import re

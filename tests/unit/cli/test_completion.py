@@ -4,7 +4,7 @@ from fl_labelskew_plugins.cli.main import main
 
 
 def completed(line, *, shell="zsh"):
-    """What a line may go on with, whose last word is being typed."""
+    """Completions of a line with an incomplete last word."""
     *words, word = line.split(" ")
     complete = get_completion_class(shell)(main, {}, "labelskew", "_LABELSKEW_COMPLETE")
     return [item.value for item in complete.get_completions(words, word)]

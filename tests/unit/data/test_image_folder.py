@@ -51,7 +51,7 @@ def test_one_tree_is_split(tmp_path):
     assert (data.test.x[:, 0, 0, 0] // 100).tolist() == data.test.y.tolist()
     for i in range(3):
         (tmp_path / "class0" / f"{i}.png").write_bytes(b"")
-    data = load(tmp_path, channels=1, image_size=8, on_bad_sample="skip", test_fraction=0.4)  # of what is sound
+    data = load(tmp_path, channels=1, image_size=8, on_bad_sample="skip", test_fraction=0.4)  # of the valid pictures
     for part, counts in ((data.train, [4, 6]), (data.test, [3, 4])):
         assert np.bincount(part.y).tolist() == counts
         assert (part.x[:, 0, 0, 0] // 100).tolist() == part.y.tolist()
@@ -119,7 +119,7 @@ def test_a_deep_check_opens_every_file_and_lists_the_broken_ones(tmp_path):
     assert checked(tmp_path).stdout.splitlines()[-1].endswith(": complete")
     assert checked(tmp_path, "--deep").stdout.splitlines()[-1].endswith(": complete, every file opened")
     broken_tree(tmp_path, 30)
-    checked(tmp_path)  # names alone
+    checked(tmp_path)  # only names
     result = checked(tmp_path, "--deep", code=1)
     assert [line.partition(": is not a valid image (")[0] for line in result.stdout.splitlines()[-30:]] == [
         str(file) for file in files[:30]
@@ -250,7 +250,7 @@ def test_a_silo_that_lacks_classes(tmp_path):
 
 
 def tree(root, **places):
-    """Pictures of each place's parts and classes, ``place={"train": {"a": 3}}``; each of a colour of its own."""
+    """Pictures of each place's parts and classes, ``place={"train": {"a": 3}}``; each place with its own colour."""
     for place, parts in places.items():
         for part, classes in parts.items():
             for name, count in classes.items():

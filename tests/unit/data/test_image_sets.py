@@ -29,7 +29,7 @@ def copy(made, tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_missing_data_set_names_its_source(tmp_path, copy, kind):
     for folder in (tmp_path, tmp_path / "none", None):
-        text = message(lambda folder=folder: kind().check(folder, download=True))  # nobody downloads these
+        text = message(lambda folder=folder: kind().check(folder, download=True))  # these cannot be downloaded
         assert text.startswith(f"data set {kind.name}: ")
         assert text.endswith(f"get it from {kind.source}")
     root = kind().root(copy(kind))

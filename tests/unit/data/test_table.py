@@ -21,7 +21,7 @@ KINDS, PLACES = ["malign", "benign"], ["north", "south", "north", "coast", "nort
 
 
 def frame(rows=40, **columns):
-    """Two features, three places, two classes; ``columns`` beside them or in their place, None: not this one."""
+    """Two features, three places, two classes; ``columns`` are added or replace these; None removes one."""
     rng = np.random.default_rng(0)
     whole = {
         "age": rng.integers(20, 90, rows),

@@ -48,7 +48,7 @@ def test_deviation_bound_by_loops():
     generator = torch.Generator().manual_seed(0)
     p = torch.rand(30, 4, generator=generator).softmax(1)
     h = torch.rand(30, 5, generator=generator)
-    labels = torch.tensor([0] * 20 + [1] * 6 + [3] * 4)  # nobody is of class 2
+    labels = torch.tensor([0] * 20 + [1] * 6 + [3] * 4)  # class 2 has no sample
     bound = deviation_bound(p, h, labels)
     for j, r in itertools.product(range(4), repeat=2):
         if j == r or 2 in (j, r):

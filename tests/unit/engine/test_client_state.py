@@ -43,7 +43,7 @@ def test_a_checkpoint_survives_later_changes(tmp_path):
         for client in (0, 1):
             store.put(client, round, state(100 * round + client))
         store.commit()
-    # a kill -9 here: a new process knows the checkpoint's index alone
+    # a kill -9 here: a new process knows only the checkpoint's index
     again = StateStore(tmp_path, index, {0: 1})
     assert [again.get(c)["hpm.w"][0].item() for c in range(3)] == [0, 1, 2]
     assert again.select(0) == 2

@@ -1,4 +1,4 @@
-"""Which process computes on which GPU, on a machine whose GPUs are only said to be there."""
+"""The GPU of each process, on a machine with simulated GPUs."""
 
 import pytest
 import torch
@@ -89,7 +89,7 @@ def test_a_missing_gpu_is_a_one_line_error_or_falls_back_to_the_cpu(monkeypatch,
     assert capsys.readouterr().err == ""
     assert devices.device(patient) == torch.device("cpu")
     assert capsys.readouterr().err == f"warning: {lack}; training on the CPU\n"
-    # a job says it once: rank 0 where nobody launched it, else the launching process
+    # a job prints it once: rank 0 if it was started by hand, else the launching process
     assert devices.device(patient, 1) == torch.device("cpu")
     monkeypatch.setenv(LAUNCHER, "here")
     assert devices.device(patient, 0) == torch.device("cpu")

@@ -88,7 +88,7 @@ CHANGES = [freeze, hooks, hooks_of_parameters, structure, buffers, attributes, f
 
 
 def described(net):
-    """All of a network but the values of its tensors, and what it computes."""
+    """The structure of a network without the values of its tensors, and its output."""
     modules = [(name, type(module), module.training, sorted(vars(module))) for name, module in net.named_modules()]
     parameters = [(name, id(p), p.requires_grad, vars(p)) for name, p in net.named_parameters()]
     loss = net(torch.arange(20.0).reshape(5, 4)).sum()
@@ -126,7 +126,7 @@ class Plain(Method):
 
 
 class Changes(Plain):
-    """Does for client 0 what a method may do for one turn."""
+    """Change for client 0 everything that a method may change in one turn."""
 
     def before_round(self, client):
         if client.id == 0:
@@ -211,7 +211,7 @@ class Helper:
 
 
 class Keeps(Plain):
-    """Has attributes of many kinds; ``change``: what each hook does to them."""
+    """A method with attributes of many kinds; ``change``: the change by each hook."""
 
     names = []  # noqa: RUF012  # a mistake that people make
 

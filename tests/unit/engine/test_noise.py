@@ -108,7 +108,7 @@ def test_a_clipped_and_rounded_vector_stays_within_its_norm(bits, length):
 
 
 def test_no_value_exceeds_the_range_of_the_ring():
-    """A value out of range is an error, and an error says of a client's data what no noise hides."""
+    """A value out of range would be an error, and errors reveal data without noise."""
     clipped = sums(largest=0.25).clipped({"a": torch.tensor([8.0, -4.0], dtype=torch.float64)}, share=0.01)["a"]
     assert clipped.tolist() == pytest.approx([0.25, -0.125])
     assert float(clipped.max()) <= 0.25

@@ -47,8 +47,8 @@ def result(made, client):
     [
         ([], None),  # samples
         (["method_args.method=fedrs"], None),  # uniform
-        (["method_args.method=fedshift"], None),  # population: what is missing stays on the old model
-        ([], 0.0),  # rows per class, one of which nobody may hold
+        (["method_args.method=fedshift"], None),  # population: missing shares keep the old model
+        ([], 0.0),  # rows per class; perhaps no client holds one of them
         ([], 1.0),
         (["method_args.method=fedshift"], 1.0),
     ],

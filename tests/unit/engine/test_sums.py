@@ -1,4 +1,4 @@
-"""What clients add with secure aggregation is what the server reckons without it, to the steps of the ring."""
+"""Sums with secure aggregation equal the server's results without it, up to the steps of the ring."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ SECURE = "comm_args.secure_aggregation=true"
 
 
 class Federation(LocalFederation):
-    """In the clear, or with sums alone."""
+    """Without secure aggregation, or with it."""
 
     def __init__(self, *overrides):
         super().__init__(SKEWED, *overrides)
@@ -62,7 +62,7 @@ def test_a_summed_round_equals_a_clear_round_up_to_32_bit_rounding(mixture):
     assert before.weights.keys() == after.weights.keys()
     for name, value in before.weights.items():
         assert after.weights[name].dtype == value.dtype
-        if "num_batches_tracked" in name:  # never summed, as it tells the number of samples
+        if "num_batches_tracked" in name:  # never summed, because it reveals the number of samples
             assert after.weights[name] == secure.made.start[name]
             continue
         torch.testing.assert_close(after.weights[name], value, **near)
@@ -145,7 +145,7 @@ def test_impossible_measures_are_omitted():
 @pytest.mark.parametrize("method", ["fedmr", "fedproc", "fd"])
 @pytest.mark.parametrize("name", ["sums", "counts", "outputs", "held"])
 def test_a_client_that_denies_a_tensor_sent_by_all(method, name):
-    """The sum then says that nobody sent it, or fewer than nobody; the run continues, or ends with an error."""
+    """The sum then has no senders, or a negative number; the run continues, or ends with an error."""
     run = Federation(f"method_args.method={method}", SECURE)
     entries = run.made.sums.round.entries
     if f"sent/{name}" not in entries:

@@ -90,7 +90,7 @@ def test_more_threads_than_cores_cause_a_warning(threads_each, warned, capsys):
 
 
 def test_tiny_values_are_taken_as_0():
-    """In all threads, so that a model of tiny weights makes nobody slow; afterwards it is as it was."""
+    """In all threads, so that a model of tiny weights is not slow; afterwards the mode is restored."""
     tiny = torch.full((10**6,), 1e-40)
     with restored(2):
         assert not (tiny * 1).any()

@@ -385,7 +385,7 @@ def test_an_observer_receives_the_upload_and_changes_no_bit():
 
 
 class PrivateParameter(Plain):
-    """Trains a parameter of the client's own beside the network, by a steep loss."""
+    """Train a private parameter of the client with the network, with a steep loss."""
 
     def before_round(self, client):
         client.scratch["own"] = nn.Parameter(torch.zeros(3))
@@ -476,7 +476,7 @@ class Asks(Optimizer):
 
 def test_the_whole_gradient_is_the_mean_over_all_samples_in_eval_mode():
     trainer = make((300, 7), norm=True, dropout=0.4, batch_size=128)  # three batches of 128, 128 and 44
-    fit(trainer)  # running statistics of its own
+    fit(trainer)  # its own running statistics
     start = snapshot(trainer.model)
     trainer = replace(trainer, optimizer=Asks())
     fit(trainer, weights=start)

@@ -36,7 +36,7 @@ from fl_labelskew_plugins import hook
 )
 def test_install_replaces_only_commands_of_this_package(line, ours, monkeypatch):
     called, before = [], signal.getsignal(signal.SIGINT)
-    monkeypatch.setitem(sys.modules, hook.CLI, None)  # what stands there instead is gone at the end
+    monkeypatch.setitem(sys.modules, hook.CLI, None)  # the replacement is removed at the end
     monkeypatch.setattr(sys, "orig_argv", ["python", *line.split()])
     monkeypatch.setattr(hook, "_quiet_imports", lambda: called.append(1))
     hook.install()

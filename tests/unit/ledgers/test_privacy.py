@@ -189,7 +189,7 @@ def test_a_recipe_without_noise_has_no_ledger(tmp_path):
     recipe = parse.parse(text_with())
     assert privacy.ledger_of(recipe, tmp_path) is None
     ledger(tmp_path).spend([WEIGHTS], "a", run="r", round=0)
-    kept = privacy.ledger_of(recipe, tmp_path)  # what was revealed before, and now without noise
+    kept = privacy.ledger_of(recipe, tmp_path)  # earlier entries, and now one without noise
     kept.spend([Noise("weights")], "b", run="r", round=1)
     assert kept.entries[-1].epsilon["silo"] is None
 

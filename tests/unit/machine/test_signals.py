@@ -33,7 +33,7 @@ def test_a_signal_ends_a_block_at_once_or_when_it_is_done(number):
 
 
 def swallowed(error):
-    """What an extension does that has errors of its own in place of an interruption."""
+    """An extension that replaces the interruption by its own error."""
     with contextlib.suppress(KeyboardInterrupt):
         signal.raise_signal(signal.SIGTERM)
     raise error

@@ -113,7 +113,7 @@ def test_the_order_of_additive_methods_does_not_matter(optimizer, tmp_path):
 
 
 class Confident(Method):
-    """A term of the calibrated logits, a calibration and an opening of its own."""
+    """A method with a term of the calibrated logits, a calibration and an opening."""
 
     Params = Params
     sends: ClassVar = {"n": "counts"}
@@ -211,7 +211,7 @@ def test_the_same_methods_keep_the_files_parameters(same):
 
 
 def test_a_dotted_key_reaches_a_parameter_of_one_of_them():
-    """And leaves the others of the file; in any order with what names the methods, of which the file's are dropped."""
+    """The other keys of the file stay; the order of overrides does not matter, and the file's methods are replaced."""
     keys = parse.parse(TEXT, overrides=["method_args.fedmr.mu2=0.25"]).resolved()["method_args"]
     assert (keys["fedshift"]["smoothing"], keys["fedmr"]["mu1"], keys["fedmr"]["mu2"]) == (2.0, 0.5, 0.25)
     overrides = ["method_args.fedmr.mu2=0.25", "method_args.method=fedlc+fedmr", "method_args.fedlc.tau=5"]
@@ -244,7 +244,7 @@ def test_weights_without_effect_are_refused(value):
 
 @pytest.fixture
 def silo(tmp_path):
-    """The federation's recipe as silo 1 runs it, with a section of its own."""
+    """The federation's recipe as silo 1 runs it, with its own section."""
     path = tmp_path / "federation.yaml"
     path.write_text(cross_silo())
     both = ["method_args.method=fedshift+fedmr", "method_args.fedmr.mu1=0.5", "method_args.fedshift.smoothing=2"]
@@ -263,7 +263,7 @@ def test_a_silo_sets_its_own_noise_under_the_parts_name(silo, samples):
     assert (shift.count_noise, shift.smoothing, mr.mu1) == (4.0, 2.0, 0.5)
     assert one.method.report(None)["privacy"]["epsilon"] == 0.5
     facts.check_agreement(facts.agreed(whole), one)
-    # built anew, not on top of what is there: calibrated once
+    # a new method instead of a wrapped one: calibrated once
     assert torch.equal(samples.loss(one.method)["cross_entropy"], samples.loss(whole.method)["cross_entropy"])
     assert silo("{}")[1].resolved() == whole.resolved()
 

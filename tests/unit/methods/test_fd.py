@@ -30,7 +30,7 @@ def test_distillation_equals_loops(rows, classes, flags):
 
 def test_hand_numbers():
     z, y, known = torch.tensor([[math.log(3), 0.0]]), torch.tensor([1]), torch.tensor([False, True])
-    teacher = torch.tensor([[math.nan, math.nan], [0.0, 0.0]])  # what is not known is never read
+    teacher = torch.tensor([[math.nan, math.nan], [0.0, 0.0]])  # unknown outputs are never read
     expected = -0.5 * math.log(0.75) - 0.5 * math.log(0.25)
     assert distillation(z, y, teacher, known).item() == pytest.approx(expected, rel=1e-6)
     assert distillation(z, torch.tensor([0]), teacher, known).item() == 0
@@ -89,7 +89,7 @@ class TestFD:
         assert torch.equal(terms["cross_entropy"], cross_entropy(batch.logits, batch.labels))
 
     def test_what_was_not_in_the_sum_is_not_taken_out(self, world):
-        """A client that stayed away, or whose outputs its silo kept, learns from all who sent."""
+        """A client without outputs in the last round learns from all clients that sent some."""
         method = FD()
         before, kept = played(method, world)[0], played(method, world, round=1, sends=False)[0]
         assert kept.state == {}

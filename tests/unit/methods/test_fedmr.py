@@ -67,7 +67,7 @@ def same_value_and_gradient(ours, theirs, z, **tolerance):
     classes=st.integers(1, 5),
     scale=st.sampled_from(["code", "paper"]),
     known_classes=st.booleans(),
-    size=st.sampled_from([1.0, 1e-4]),  # the latter's variance is as large as what is added to it
+    size=st.sampled_from([1.0, 1e-4]),  # the variance of the second is as large as eps
     seed=st.integers(0, 10**6),
 )
 def test_intra_equals_loops(*, rows, d, classes, scale, known_classes, size, seed):
@@ -100,7 +100,7 @@ def test_inter_equals_loops(*, rows, d, flags, negatives, with_observed, seed):
 def test_intra_hand_numbers():
     # two samples: zhat is +-1/sqrt(2) in both dimensions, so the matrix is all ones
     z = torch.tensor([[0.0, 5.0], [1.0, 9.0], [7.0, 7.0]])
-    y = torch.tensor([4, 4, 1])  # the third is alone in its class
+    y = torch.tensor([4, 4, 1])  # the third is the only sample of its class
     assert intra_class_loss(z, y).item() == pytest.approx(0.5)  # mean off-diagonal 1, over 2 samples used
     assert intra_class_loss(z, y, scale="paper").item() == pytest.approx(4)  # 2 x 2 ones, one class
     # uncorrelated dimensions
@@ -126,7 +126,7 @@ def test_inter_hand_numbers():
 def test_constant_dimensions(scale, offset):
     z = torch.randn(6, 4)
     z[:, 1] = offset
-    z[:, 2] = offset + 1e-4 * torch.randn(6)  # a variance as small as what is added to it
+    z[:, 2] = offset + 1e-4 * torch.randn(6)  # a variance as small as eps
     z = z.double().requires_grad_()
     y = torch.tensor([0, 0, 0, 1, 1, 1])
     same_value_and_gradient(intra_class_loss(z, y, scale=scale), naive_intra(z, y, scale), z)

@@ -53,7 +53,7 @@ def begun(method, world, **changes):
 class TestFLDA:
     @pytest.mark.parametrize("mixture", ["logits", "probabilities"])
     def test_it_may_begin_as_the_general_model(self, world, mixture):
-        """Two equal models mix to one of them, whatever the gate, which so learns nothing."""
+        """Two equal models mix to one of them for any gate, so the gate has no gradient."""
         method = FLDA(FLDA.Params(mixture=mixture, private_start="general"))
         view, batch = begun(method, world), world.batch()
         loss = method.loss(batch, view)["cross_entropy"]

@@ -74,7 +74,7 @@ def test_later_rounds_contrast_the_servers_model_with_the_last_local_model(world
 
 
 def test_contrast_of_projected_features(world):
-    """Each model projects with the head of its own weights."""
+    """Each model projects with its own head."""
     method = MOON(MOON.Params(projection="mlp"))
     world.net.shared_modules = nn.ModuleDict(method.shared_modules(world.federation))
     assert [tuple(p.shape) for p in world.net.shared_modules.parameters()] == [(3, 3), (3,), (256, 3), (256,)]

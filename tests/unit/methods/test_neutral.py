@@ -1,4 +1,4 @@
-"""Each method's neutral setting is plain cross-entropy, bit for bit, whatever was sent and kept before."""
+"""Each method's neutral setting is bit-identical to plain cross-entropy, for any earlier messages and states."""
 
 import pytest
 import torch
@@ -49,7 +49,7 @@ def test_neutral_setting_is_plain_cross_entropy(world, assert_plain, name, param
 
 @pytest.mark.parametrize(("name", "params"), [case for case in NEUTRAL if case[0] not in ("fedrs", "map", "fedphp")])
 def test_neutral_training_equals_fedavg(digits, name, params):
-    """But for the three whose uploads count alike. Clients send and keep nothing else."""
+    """Except the three with equal weights of uploads. Clients send and keep no other tensors."""
     plain, neutral = digits("fedavg"), digits(name, **params)
     for clients in ([0, 1], [1, 2]):
         results = plain.play(clients)

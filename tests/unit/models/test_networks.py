@@ -103,7 +103,7 @@ FEDMR = [
 
 @pytest.mark.parametrize(("kind", "params", "shape", "classes", "count", "printed", "d"), FEDMR, ids=str)
 def test_parameter_counts_printed_by_fedmr(kind, params, shape, classes, count, printed, d):
-    with torch.device("meta"):  # shapes alone
+    with torch.device("meta"):  # only shapes
         net = build(kind, params, shape, classes)
     numbers = sum(tensor.numel() for tensor in net.state_dict().values())
     assert numbers == count

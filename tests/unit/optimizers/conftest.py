@@ -28,7 +28,7 @@ class Point(nn.Module):
 
 
 class Quadratic(Method):
-    """Client k minimises ``a_k/2 (w - b_k)^2``, whatever its samples are; twice that in the stage ``double``."""
+    """Client k minimises ``a_k/2 (w - b_k)^2``, for any samples; twice that in the stage ``double``."""
 
     Params = Params
 

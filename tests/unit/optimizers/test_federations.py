@@ -1,4 +1,4 @@
-"""Whole small federations in float64 beside naive loops, written from the papers: partial rounds, decay, class rows."""
+"""Small federations in float64 compared with naive loops from the papers: partial rounds, decay, class rows."""
 
 import math
 
@@ -22,7 +22,7 @@ from fl_labelskew_plugins.params import Params
 CLASSES, RATE, BATCH = 3, 0.2, 3
 SIZES = (7, 4, 5)
 LABELS = torch.tensor([0, 0, 1, 0, 1, 1, 0, 1, 1, 1, 1, 2, 2, 0, 2, 2])
-ROUNDS = [(0, 1, 2), (0, 1), (2,), (1, 2), (0, 1, 2)]  # in the second nobody holds class 2, in the third none 1
+ROUNDS = [(0, 1, 2), (0, 1), (2,), (1, 2), (0, 1, 2)]  # class 2 is missing in the second round, class 1 in the third
 
 
 class Net(nn.Module):
@@ -129,7 +129,7 @@ class Three:
         return now, steps
 
     def mean(self, old, sent, shares=None):
-        """Mean of ``sent``, by client; uniform but for ``shares``, and by class in the rows of the classifier."""
+        """Mean of ``sent`` over clients, with equal weights or ``shares``, and by class in the classifier's rows."""
         shares = dict.fromkeys(sent, 1 / len(sent)) if shares is None else shares
         new = {name: sum(shares[k] * sent[k][name] for k in sent) for name in old}
         if self.by_class:
@@ -185,7 +185,7 @@ def test_scaffold(decay, by_class):
 
 @BY_CLASS
 def test_feddyn(by_class):
-    """Algorithm 1: ``h`` has all clients' changes, whatever weighs the classifier's rows in the mean."""
+    """Algorithm 1: ``h`` sums all clients' changes, for any weights of the classifier's rows in the mean."""
     three, alpha = Three(decay=0.01, by_class=by_class), 0.5
     w, h, kept = three.start, zeros(three.start), {}
     for number, clients in enumerate(ROUNDS):
@@ -246,7 +246,7 @@ def test_fednova(by_class):
 
 @BY_CLASS
 def test_fedopt(by_class):
-    """Momentum on the server, of what weighs as the new weights do."""
+    """Momentum on the server, with the weights of the mean."""
     three = Three(by_class=by_class)
     w, momentum = three.start, zeros(three.start)
     for number, clients in enumerate(ROUNDS):

@@ -10,7 +10,7 @@ def make(**options):
 
 
 def changes(world, rounds):
-    """What clients would have changed from where ``world`` stands, round by round."""
+    """Changes of the clients from the weights of ``world``, by round."""
     for _ in range(rounds):
         before = world.at
         plain = type(world)(FedAvgOptimizer(), at=before)

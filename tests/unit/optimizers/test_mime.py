@@ -11,7 +11,7 @@ def test_two_rounds_by_hand(world):
     two = world(make(server_momentum=0.5))
     # no c yet, and s = 0. Client 0: 1 - 0.1 * 0.5 * 1 = 0.95, 0.95 - 0.1 * 0.5 * 0.95 = 0.9025; client 1 stays
     assert two.play() == pytest.approx((0.9025 + 1) / 2)
-    # c is the mean of the gradients 1 and 0 at w = 1, s half of it, and what is sent the mean of both
+    # c is the mean of the gradients 1 and 0 at w = 1, s half of it, and the upload is the mean of both
     assert float(two.server.memory["w"]) == pytest.approx(0.25)
     assert two.shared() == pytest.approx(0.375)
     # from 0.95125, c = 0.5, s = 0.25. Client 0: at the server g = c, so 0.95125 - 0.1 (0.5 * 0.5 + 0.5 * 0.25), which

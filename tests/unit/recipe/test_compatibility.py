@@ -46,7 +46,7 @@ def test_two_rounds_of_every_pair(method, optimizer, tmp_path):
         assert any(not torch.equal(record.weights[key], before[key]) for key in before)
         before = record.weights
     assert record.next_round == 2
-    record.finish()  # the method's private models are whole ones, whatever else a client keeps
+    record.finish()  # the method's private models are complete, in addition to other private tensors
 
 
 def test_the_optimiser_of_the_docs_goes_halfway():

@@ -15,7 +15,7 @@ GAUSSIAN = [*LDP, "dp_args.sensitivity=2", "dp_args.mechanism_type=gaussian"]
 
 
 def leaves(*overrides, method="fedavg"):
-    """Of a client of 900 samples in a federation whose smallest has 400."""
+    """A client of 900 samples in a federation with a smallest client of 400."""
     return leaving(parse.parse(text_with(), overrides=[f"method_args.method={method}", *overrides]), 900, 400)
 
 

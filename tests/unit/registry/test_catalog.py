@@ -14,7 +14,7 @@ GOOD = "from fl_labelskew_registry import Method\nclass A(Method):\n    class Pa
 
 @pytest.fixture
 def site(tmp_path, monkeypatch):
-    """A folder that acts as a site-packages of its own; ``HOME`` is empty beside it."""
+    """A folder that acts as a separate site-packages, with an empty ``HOME``."""
     path = tmp_path / "site"
     path.mkdir()
     monkeypatch.syspath_prepend(path)
@@ -31,7 +31,7 @@ def site(tmp_path, monkeypatch):
                 (path / f"{module}.py").write_text(source)
 
         def run(self, source):
-            """What a process of its own prints."""
+            """Output of a separate process."""
             environment = os.environ | {"PYTHONPATH": str(path), "HOME": str(tmp_path / "home")}
             done = subprocess.run(
                 [sys.executable, "-c", textwrap.dedent(source)],
@@ -207,7 +207,7 @@ def test_a_misspelt_hook_is_refused(refused, kind, name, hook):
 
 @pytest.fixture
 def refused(register):
-    """The line for a plugin whose base class has this body."""
+    """The error message for a plugin with this body of the base class."""
 
     def refused(kind, body):
         contract = catalog.CONTRACTS[kind].__name__

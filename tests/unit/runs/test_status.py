@@ -87,7 +87,7 @@ def test_reason_of_an_interrupted_run(error, state, reason, folder):
     known = status.read(folder.path)
     assert (known["state"], known["reason"][: len(reason)]) == (state, reason)
     assert known["resume"] == "labelskew run --resume run"
-    folder.hold()  # gone on with: what an earlier process said is over
+    folder.hold()  # resumed: facts of an earlier process are replaced
     assert status.read(folder.path)["state"] == "running"
     assert status.read(folder.path)["reason"] is None
 

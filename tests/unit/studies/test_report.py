@@ -138,7 +138,7 @@ def test_methods_that_keep_a_model_for_each_client(method):
 
 
 def test_a_method_has_the_same_name_and_place_in_every_setting(tmp_path):
-    # tau tells two rows under pcdd apart, so it is told under iid, too; what differs between the settings is not
+    # tau distinguishes two rows under pcdd, so iid shows it, too; differences between settings are not shown
     recipes = [
         resolved(0, "fedlc", "pcdd", tau=1.0), resolved(0, "fedlc", "pcdd", tau=3.0), resolved(0, "fedavg", "pcdd"),
         resolved(0, "fedlc", "iid", tau=1.0), resolved(0, "fedavg", "iid"),
@@ -246,7 +246,7 @@ def test_rounds_until_the_baselines_best_as_in_fedmr_table_4(tmp_path):
     assert numbers(found, "rounds to baseline", "speedup", "not within") == [
         [4, 1.0, None], [2, 2.0, None], [None, None, 5], [1, 4.0, None], [None, None, None],
     ]  # fmt: skip
-    # Means of the last two: 50, 15, 50, 70; the other partition is a setting of its own.
+    # Means of the last two: 50, 15, 50, 70; the other partition is a separate setting.
     assert found["rank"].tolist() == [2, 4, 2, 1, 1]
     texts = printed.texts(found)
     assert texts["method"].tolist() == ["fedavg", "fedrs", "fedlc", "fedavg, FedProx", "fedrs"]
@@ -431,7 +431,7 @@ def test_rows_and_settings_have_names_and_order_of_their_sweep(tmp_path):
     names = dict.fromkeys(("one", "two"), ("flat", "strong")) | {"other": ("skew\x1b", "plain"), "a": ("flat", "mild")}
     swept(tmp_path, names, recipes)
     assert named(tmp_path) == [["strong", "flat", "flat"], ["plain", "skew?", "skew?"], ["mild", "flat", "flat"]]
-    # not all have one: keys say what differs
+    # not all have a name: keys show the difference
     folder(tmp_path / "z", resolved(0, "fedrs"), [0.5])
     assert [label for label, *_ in named(tmp_path)] == ["fedlc, tau=5.0", "fedavg", "fedlc, tau=1.0", "fedrs"]
 

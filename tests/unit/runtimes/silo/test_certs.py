@@ -50,7 +50,7 @@ def context(folder, name, *, server):
 
 
 def shake_hands(server, client, host):
-    """What the server learns of the client; raises what either side objects to."""
+    """The client as the server sees it; raises the error of either side."""
     ours, theirs = socket.socketpair()
     raised = []
 

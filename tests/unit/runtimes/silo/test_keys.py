@@ -34,7 +34,7 @@ def word(monkeypatch):
 
 @pytest.fixture
 def typed(monkeypatch):
-    """A terminal at which these words are typed; what it asked for."""
+    """A terminal with this input; returns its prompt."""
     questions = []
 
     def type_(*words):

@@ -20,7 +20,7 @@ class Silent(Transport):
 
 @pytest.fixture
 def members(tmp_path):
-    """Three silos of which two are enough; ``lines``: what was said."""
+    """Three silos, of which two are enough; ``lines``: the output."""
     recipe = recipes.parse(SILOS, overrides=[*SHORT, "comm_args.min_clients=2"])
     lines = []
     excluded = Excluded(tmp_path, 3, lines.append, lambda event, **facts: None)
@@ -129,7 +129,7 @@ def test_a_wait_in_which_the_process_was_stopped_counts_as_planned(arrived, scri
 
 
 def test_a_process_that_gets_no_time_still_ends_a_deadline(scripted):
-    """A peer whose messages take all of it must not stop the clock."""
+    """A peer with messages that take all of the time must not stop the clock."""
     _, listening = scripted(*[(5.0, True)] * 1000)
     rounds = 0
     while listening.listen(1):

@@ -10,7 +10,7 @@ from fl_labelskew_plugins.tensors import PIECE
 
 
 def judged(judge, round, uploads):
-    """The clients whose uploads count, as the server goes about it; in each order of arrival the same."""
+    """The clients with accepted uploads; the order of arrival does not matter."""
     outcomes = []
     for order in itertools.permutations(uploads):
         copy = Judge(judge.ratio, {k: dict(v) for k, v in judge.past.items()}, judge.silos)

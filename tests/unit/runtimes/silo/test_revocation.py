@@ -21,7 +21,7 @@ def folder(tmp_path):
 
 @pytest.fixture
 def watch(folder):
-    """A list at work beside the server's certificate; what it says, and what it warns of."""
+    """A list next to the server's certificate; its lines and warnings."""
 
     def watch(name="server", **options):
         said, warned = [], []
