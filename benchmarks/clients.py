@@ -112,7 +112,7 @@ def checkpoint(clients: int) -> float:
 
 
 def child(kind: str, clients: int, per_round: int) -> Row:
-    """The same in a process of its own."""
+    """The same in a separate process."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     command = [sys.executable, __file__, "--one", kind, str(clients), str(per_round)]
     done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
@@ -151,7 +151,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.one:
         kind, (clients, per_round) = options.one[0], map(int, options.one[1:])
-        measured(kind, 10, 5, 3)  # whatever is loaded once
+        measured(kind, 10, 5, 3)  # warm-up
         before = psutil.Process().memory_info().rss
         print(json.dumps(measured(kind, clients, per_round, ROUNDS[per_round], before)))
         return

@@ -1,6 +1,6 @@
 """Measures the engine on a GPU: tests, step costs, rounds, and the papers' scale, as far as the time goes.
 
-    python benchmarks/gpu.py                 # within 10 minutes; again: goes on where it stopped
+    python benchmarks/gpu.py                 # at most 10 minutes; run it again to continue
     python benchmarks/gpu.py --minutes 28    # in one go
     python benchmarks/gpu.py --smoke         # a minute on a CPU: that all of it works; tiny; no real numbers
 
@@ -248,7 +248,7 @@ class Bench:
         return self.end - time.monotonic()
 
     def run(self) -> None:
-        """Everything, in its order; what fails is written down, and is in nobody's way."""
+        """All measurements in order; failures are recorded, and the others continue."""
         self.measure("tests", "marked gpu", self.tests)
         for network in NETWORKS:
             self.measure("steps", network, partial(self.steps, network))
@@ -259,7 +259,7 @@ class Bench:
         self.scale()
 
     def measure(self, part: str, name: str, measurement: Callable[[], Sequence[Mapping[str, Any]]]) -> None:
-        """One measurement, unless it is there or there is no time."""
+        """One measurement, unless it exists already or no time is left."""
         if self.results.has(part, name):
             return
         print(f"{part}, {name} ({max(0.0, self.left):.0f} s left) ...", file=sys.stderr, flush=True)
@@ -273,7 +273,7 @@ class Bench:
         self.results.add(part, name, rows)
 
     def clock(self) -> float:
-        """Seconds, once the device has done what it was given."""
+        """Seconds, after the device has finished."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         return time.perf_counter()
@@ -387,7 +387,7 @@ class Bench:
         return torch.cuda.max_memory_allocated() / 1e6 if self.device.type == "cuda" else 0.0
 
     def workers(self, network: str) -> list[dict[str, Any]]:
-        """Seconds of a round in one process, and over MPI with several workers, each a command of its own."""
+        """Seconds of a round in one process, and over MPI with several workers, each by a separate command."""
         if shutil.which("mpirun") is None or importlib.util.find_spec("mpi4py") is None:
             raise RunError("there is no mpirun here, or no mpi4py")
         rows: list[dict[str, Any]] = []
@@ -443,7 +443,7 @@ class Bench:
             try:
                 reproduce.run_all(chosen, 1, print_line, quiet=True, until=time.monotonic() + self.left)
                 break
-            except RunError as error:  # the others go on without it
+            except RunError as error:  # the others continue
                 log.error(f"{sitting}: {error.shown()}")
                 chosen = [experiment for experiment in chosen if experiment.name != sitting]
         self.write_scale(everything)

@@ -1,4 +1,4 @@
-"""Seconds and memory of a round: our single-process runtime beside the stock host's FedAvg on the same work.
+"""Seconds and memory of a round: our single-process runtime and FedML's own FedAvg with the same work.
 
     python benchmarks/host_sp.py            # about 15 minutes on one core; prints Markdown tables
     python benchmarks/host_sp.py --quick    # a few minutes, fewer repetitions
@@ -79,7 +79,7 @@ def ours(rounds: int, overrides: list[str], tiny: bool) -> dict[str, object]:
         record = Record(session, runtime.folder, clock, resume=False)
         runtime.run(session, record)
         accuracy = read_lines(record.folder.metrics)[-1].get("accuracy")
-    untested = "validation_args.frequency_of_the_test=0" in overrides  # but for the last round
+    untested = "validation_args.frequency_of_the_test=0" in overrides  # except the last round
     return {
         **_periods(clock.marks[: rounds - 1] if untested else clock.marks),
         "startup": clock.first - imported,

@@ -1,4 +1,4 @@
-"""What each method and each optimiser costs a client beside FedAvg, in our own training loop.
+"""Costs of each method and optimiser at a client, relative to FedAvg, in our training loop.
 
     python benchmarks/mixing.py            # about 7 minutes on one core; prints a Markdown table
     python benchmarks/mixing.py --quick    # fewer repetitions
@@ -55,7 +55,7 @@ class Case(NamedTuple):
 
 
 def cases_of() -> dict[str, list[str]]:
-    """Every method and every optimiser, with what it sets in a recipe."""
+    """Every method and optimiser, with its settings in a recipe."""
     from fl_labelskew_registry import catalog
 
     cases = {entry.name: [f"method_args.method={entry.name}"] for entry in catalog.entries("methods")}

@@ -1,4 +1,4 @@
-"""Seconds of a round across processes: one process beside MPI with 1 and 2 workers; silos beside their own training.
+"""Seconds of a round across processes: one process, and MPI with 1 and 2 workers; silos, and only their training.
 
 What a server over MPI holds, sends and receives of large uploads.
 
@@ -155,7 +155,7 @@ def run(recipe: Path, folder: Path, overrides: list[str]) -> list[str]:
 
 
 def mpi(*, quick: bool, tiny: bool) -> None:
-    """One process beside 1 and 2 workers."""
+    """One process, and 1 and 2 workers."""
     rounds, turns = (3, 1) if tiny else (4, 1) if quick else (8, 3)
     variants = dict(list(VARIANTS.items())[:2]) if tiny else VARIANTS
     recipe = RECIPES / ("quickstart.yaml" if tiny else "small/fedavg_fmnist.yaml")
@@ -176,7 +176,7 @@ def mpi(*, quick: bool, tiny: bool) -> None:
 
 
 def silos(*, quick: bool, tiny: bool) -> None:
-    """A round of 5 silos beside their training; tiny: of one, with TLS alone."""
+    """A round of 5 silos, and only their training; tiny: of one silo, only with TLS."""
     import numpy as np
 
     rounds, turns = (4, 1) if tiny else (6, 1) if quick else (12, 3)

@@ -1,4 +1,4 @@
-"""What secure aggregation costs a round: bytes, and CPU seconds of the server and of a silo, beside the clear run.
+"""Costs of secure aggregation per round: bytes, and CPU seconds of the server and a silo, compared with clear runs.
 
     python benchmarks/secure.py            # 5, 10 and 20 silos: up to 21 processes, which have to fit into memory
     python benchmarks/secure.py --quick    # 5 silos

@@ -100,7 +100,7 @@ class Line:
         for end in list(self._ends):
             with contextlib.suppress(OSError):
                 end.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                end.shutdown(socket.SHUT_RDWR)  # wakes who reads, and who reads closes
+                end.shutdown(socket.SHUT_RDWR)  # wakes the reading thread, which closes it
 
     def _serve(self) -> None:
         while True:
@@ -134,7 +134,7 @@ class Line:
 class Part:
     """The server or a silo: a process that is started again where it ends badly.
 
-    Its folder is a file system of its own where there are full disks. It is there once its log says the words ``up``.
+    Its folder is a separate file system if disks can be full. It is ready when its log contains the words ``up``.
     Of its ``lines``, the connections, the server's are everybody's.
     """
 
@@ -154,7 +154,7 @@ class Part:
         """Start it."""
         self.starts += 1
         self.again_at = self.excused_until = 0.0
-        scratch = self.log.parent / "tmp"  # what a killed process leaves there goes with the rest
+        scratch = self.log.parent / "tmp"  # files of killed processes are removed with the rest
         scratch.mkdir(exist_ok=True)
         with self.log.open("ab") as log:
             self._begun = log.tell()
@@ -257,7 +257,7 @@ class Fault:
 
 @dataclass
 class Run:
-    """One federation, from its start to its end; ``disks``: whether every part has a file system of its own."""
+    """One federation, from its start to its end; ``disks``: whether every part has its own file system."""
 
     folder: Path
     rounds: int
@@ -321,7 +321,7 @@ class Run:
             self.seconds = time.monotonic() - begun
 
     def _end(self) -> None:
-        """Leave no process, and what is on file systems of their own in plain folders of the same names."""
+        """End all processes, and copy the separate file systems to plain folders of the same names."""
         for part in self.parts:
             part.send_signal(signal.SIGKILL)
         for part in self.parts:
@@ -369,8 +369,8 @@ class Run:
         if not fault.ended and now >= fault.begun + fault.seconds:
             fault.end()
         elif not fault.ended and fault.kind == "full disk":
-            fault.fill()  # what the process has given back
-        # the round that was under way may not have needed who was hit; the next one did
+            fault.fill()  # the space that the process has freed
+        # the current round may not have needed the affected part; the next one did
         if fault.ended and fault.recovered is None and self.complete >= min(fault.rounds + 2, self.rounds):
             fault.recovered = now - fault.begun
 
@@ -445,7 +445,7 @@ def soak(folder: Path, options: argparse.Namespace, *, disks: bool) -> bool:
 
 
 def mounts() -> bool:
-    """Whether file systems can be mounted; starts this program again where nobody else sees them, if that is needed.
+    """Whether file systems can be mounted; restarts this program in its own mount namespace if necessary.
 
     They go with the last process that has them.
     """

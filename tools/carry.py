@@ -60,7 +60,7 @@ def table(folder: Path) -> str:
 
 @guarded
 def main() -> None:
-    """Fill the folder and say what is in it."""
+    """Fill the folder and print its content."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", default="3.12", help="version of Python there")
     options = parser.parse_args()

@@ -186,7 +186,7 @@ def _digits(part: tables.Part) -> tuple[int, int]:
 
 
 def _called(sections: tables.Sections) -> str:
-    """A column by what it sets."""
+    """A column by its settings."""
     set_by_rows = {**sections["method_args"], **sections.get("train_args", {})}
     words = [f"{key} {value}" for key, value in set_by_rows.items() if not str(value).startswith("$")]
     return ", ".join(word.removeprefix("method ").removeprefix("federated_optimizer ") for word in words)

@@ -112,7 +112,7 @@ def hpm(left: Axes, right: Axes) -> None:
 
 
 def fedlc(left: Axes, right: Axes) -> None:
-    """Margins, and what they do in training."""
+    """Margins, and their effect in training."""
     n = torch.arange(1, 401)
     for tau, colour in zip((1.0, 3.0, 5.0), COLOURS, strict=False):
         margin = -calibrated_logits(torch.zeros(1, len(n)), n, tau=tau)[0]
@@ -166,7 +166,7 @@ def fedmr(left: Axes, right: Axes) -> None:
 
 
 def reweighting(left: Axes, right: Axes) -> None:
-    """Weights of samples, and what they do in training."""
+    """Weights of samples, and their effect in training."""
     federation = torch.stack([COUNTS, COUNTS.flip(0), torch.full((6,), 70)])
     prior = global_prior(smoothed_counts(federation, smoothing=1.0).sum(0))
     weights = importance_weights(COUNTS, prior, smoothing=1.0)
@@ -178,7 +178,7 @@ def reweighting(left: Axes, right: Axes) -> None:
 
 
 def fedrod(left: Axes, right: Axes) -> None:
-    """What balanced softmax adds, and what it does in training."""
+    """The terms of balanced softmax, and their effect in training."""
     left.set_title("added to each logit, gamma ln n")
     bars(left, {"gamma 1": balanced_logits(torch.zeros(1, 6), COUNTS)[0]})
     right.set_title("push on each logit in the first step")
@@ -262,7 +262,7 @@ def single_push(loss: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
 
 
 def fedntd(left: Axes, right: Axes) -> None:
-    """Both models' outputs without the label, and what the distillation does to a sample's logits."""
+    """Both models' outputs without the label, and the effect of the distillation on a sample's logits."""
     left.set_title("outputs for a sample of class 0, without class 0")
     models = {"server's model": SERVER, "trained model": LOCAL}
     outputs = {name: z.index_fill(1, torch.tensor([0]), -torch.inf).softmax(dim=1)[0] for name, z in models.items()}
@@ -273,7 +273,7 @@ def fedntd(left: Axes, right: Axes) -> None:
 
 
 def fedlmd(left: Axes, right: Axes) -> None:
-    """Targets of a sample, and what they do to its logits."""
+    """Targets of a sample, and their effect on its logits."""
     minority, label = ~majority_labels(COUNTS), torch.tensor([0])
     without = SERVER.index_fill(1, label, -torch.inf)
     masked, uniform = (z.masked_fill(~minority, -torch.inf) for z in (SERVER, torch.zeros_like(SERVER)))
@@ -289,7 +289,7 @@ def fedlmd(left: Axes, right: Axes) -> None:
 
 
 def fd(left: Axes, right: Axes) -> None:
-    """A teacher's output, and what it does to a sample's logits."""
+    """A teacher's output, and its effect on a sample's logits."""
     teacher = torch.diag(torch.full((6,), 3.0))
     teacher[0, 3] = 2.0
     left.set_title("teacher's mean output for label 0, as probabilities")
@@ -310,7 +310,7 @@ def fd(left: Axes, right: Axes) -> None:
 
 
 def flda(left: Axes, right: Axes) -> None:
-    """The mixture by its gate, and whose logits a step moves."""
+    """The mixture by its gate, and the logits that a step changes."""
     general, private, scores = torch.tensor([[0.0, 2.0]]), torch.tensor([[3.0, 0.0]]), torch.linspace(-5, 5, 51)
     for mixture, colour in zip(("logits", "probabilities"), COLOURS, strict=False):
         chance = [mixed(general, private, s[None], mixture=mixture).softmax(dim=1)[0, 1].item() for s in scores]

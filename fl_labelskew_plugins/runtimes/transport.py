@@ -87,7 +87,7 @@ class Message:
 def reason(msg: Message) -> str | None:
     """The sender's reason in one clean line, if any.
 
-    Repeated spaces and combining marks could push the rest into a line of its own.
+    Repeated spaces and combining marks could push the rest into another line.
     """
     text = msg.meta.get("reason")
     if text is None:

@@ -475,7 +475,7 @@ class SiloClient(Manager):
     def _verdict(self, message: Message) -> None:
         round = message.round
         if self.upload is not None and self.upload[0] == round:
-            self.upload, self._round = None, -1  # so that HELLO no longer announces this upload
+            self.upload, self._round = None, -1  # so that HELLO does not announce this upload
         if not message.meta.get("taken"):
             text = f"round {round + 1}: the server did not use this silo's upload: {reason(message)}"
             self.show.note(text, log.WARNING)

@@ -37,7 +37,7 @@ FROM_SERVER = (
 
 @dataclass
 class Trust:
-    """A silo's check of the server's certificate, over a connection of its own: gRPC does not show it."""
+    """A silo's check of the server's certificate, over a separate connection: gRPC does not show it."""
 
     address: str
     tls: Files | None
