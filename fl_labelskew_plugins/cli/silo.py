@@ -36,8 +36,8 @@ def data(file: Path, path: Path) -> None:
     if layout := silo.notes.get("layout.txt"):
         click.echo(f"this silo uses all of these samples: {layout.strip()}")
     if missing := [name for c, name in enumerate(names) if not counts[0][c]]:
-        click.echo(f"no training samples of {few(missing, 20)}: a silo may lack classes")
-    click.echo(f"{clean(file, 4096)}: data_args.data_cache_dir is {clean(place, 4096)}")
+        click.echo(f"no training samples of {few(missing, 20)}; a silo need not have all classes")
+    click.echo(f"{clean(file, 4096)}: data_args.data_cache_dir is now {clean(place, 4096)}")
 
 
 @silo_group.command("exclude")

@@ -90,7 +90,8 @@ def _lines(facts: dict[str, Any]) -> list[str]:
         if facts["measure"] != GLOBAL:
             lines.append(f"tested on: {NAMED[facts['measure']].samples}")
     if waiting := facts["waiting_for"]:
-        lines.append(f"waiting for silos {', '.join(map(str, waiting['silos']))} ({waiting['what']})")
+        silos = "silo" if len(waiting["silos"]) == 1 else "silos"
+        lines.append(f"waiting for {waiting['what']} of {silos} {', '.join(map(str, waiting['silos']))}")
     lines += [f"{label}: {facts[key]}" for label, key in (("reason", "reason"), ("to resume", "resume")) if facts[key]]
     if facts["silos"]:
         lines.append(f"as of {_local(facts['time'])}, listening on {facts['address']}:")

@@ -112,9 +112,9 @@ def counts_epsilon(scale: float) -> float:
 class PriorParams(params.Params):
     """Smoothing of label distributions, and noise on revealed counts."""
 
-    smoothing: float = Field(1.0, gt=0, description="a, in samples, added to each class of each client's histogram")
+    smoothing: float = Field(1.0, gt=0, description="constant a: samples added to each class of a client's histogram")
     smoothing_fraction: float | None = Field(
-        None, gt=0, description="a as a fraction of each client's samples, instead of smoothing (0.1 with pcdd)"
+        None, gt=0, description="a as a fraction of the client's samples, instead of smoothing; use 0.1 with pcdd"
     )
     count_noise: float = Field(
         0.0, ge=0, le=1e9, description="scale b (laplace) or std (gaussian) of the noise on revealed counts"
@@ -184,7 +184,8 @@ class FedShift(KnownPrior):
 
     class Params(PriorParams):
         denominator: Literal["population", "participants"] = Field(
-            "population", description="N of a round's weights N_k / N: all clients (algorithm 1) or those of the round"
+            "population",
+            description="N of the weights N_k / N: samples of all clients (algorithm 1) or of the participants",
         )
 
     paper = "Federated Learning with Classifier Shift for Class Imbalance, arXiv 2023, https://arxiv.org/abs/2304.04972"

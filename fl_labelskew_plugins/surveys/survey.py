@@ -59,13 +59,12 @@ class Survey:
     def notes(self) -> list[str]:
         """Remarks, one sentence each."""
         held = (self.counts > 0).sum(0)
-        classes = "class", "classes"
         of_none, of_one = ([self.class_names[c] for c in np.flatnonzero(held == number).tolist()] for number in (0, 1))
         lines = []
         if of_none:
-            lines.append(f"{counted(len(of_none), *classes)} that no client holds: {few(of_none)}")
+            lines.append(f"classes that no client holds ({len(of_none)}): {few(of_none)}")
         if of_one and len(self.clients) > 1:
-            lines.append(f"{counted(len(of_one), *classes)} that only one client holds: {few(of_one)}")
+            lines.append(f"classes that only one client holds ({len(of_one)}): {few(of_one)}")
         if noisy := sorted({strength for strength in self.noise if strength}):
             lines.append(
                 f"class counts of {counted(sum(map(bool, self.noise)), 'client')} have noise (count_noise "

@@ -34,9 +34,9 @@ def test_silos_with_separate_data_need_a_survey_of_silos():
 
 
 def test_notes_name_classes_without_clients_and_with_one_client():
-    assert made().notes == ["1 class that no client holds: d", "2 classes that only one client holds: a, c"]
+    assert made().notes == ["classes that no client holds (1): d", "classes that only one client holds (2): a, c"]
     first, _, noise, silent = made(noise=[0.0, 4.0], silent={"silo 3": "it has not come"}).notes
-    assert first.endswith("no client holds: d")
+    assert first.endswith("no client holds (1): d")
     assert noise.startswith("class counts of 1 client have noise (count_noise 4); negative counts were set to 0, so")
     assert silent == "silo 3 is not included: it has not come"
 

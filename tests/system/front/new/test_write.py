@@ -255,8 +255,8 @@ def test_a_silos_data_are_checked_and_written_into_its_file(here):
         "malign   0         0",
         "unclear  10        2",
         "all      20        4",
-        "no training samples of malign: a silo may lack classes",
-        f"{file}: data_args.data_cache_dir is {place}",
+        "no training samples of malign; a silo need not have all classes",
+        f"{file}: data_args.data_cache_dir is now {place}",
     ]
     written = file.read_text()
     assert written == before.replace("data_args:\n", f'data_args:\n  data_cache_dir: "{place}"\n')

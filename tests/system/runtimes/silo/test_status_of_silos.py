@@ -65,7 +65,7 @@ def test_status_from_the_first_silo_to_the_last_round(federation):
     assert first["since"] in {line["time"] for line in logged if line["event"] == "connected"}
     shown = call("status", federation.run_dir).output
     assert f"{federation.run_dir}: running, process {server.pid} since " in shown
-    assert "\nwaiting for silos 3 (uploads)\n" in shown
+    assert "\nwaiting for uploads of silo 3\n" in shown
     assert first["peer"] in shown
     server.kill().wait()
     known = status.read(federation.run_dir)
