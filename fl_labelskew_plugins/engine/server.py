@@ -1,6 +1,7 @@
 """The server's state, and its update by a round's uploads."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from fl_labelskew_registry import Aggregated, Contribution, Federation, Method, Optimizer, RunError, Total
@@ -196,9 +197,10 @@ class Server:
     def advance(self, mean: Weights, whole: Weights, contributions: Weights, total: Total) -> None:
         """Apply the steps of the method and the optimiser."""
         of_method, of_optimizer = self._unchanged
+        total = replace(total, closing=closes(self.method, self.federation, total.round))
         shared = self.method.combine(total, rest(self.shared, OPTIMIZER))
         of_method.check("combine")
-        if closes(self.method, self.federation, total.round):
+        if total.closing:
             weights, sent = dict(self.weights), group(self.shared, OPTIMIZER)
         else:
             weights, sent = self._step(mean, whole, contributions, total.clients)

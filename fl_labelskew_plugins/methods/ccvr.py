@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fl_labelskew_plugins import params
+from fl_labelskew_plugins.machine import log
 
 SUMS, SQUARES, COUNTS = "sums", "squares", "counts"
 
@@ -98,7 +99,12 @@ class CCVR(Method):
 
     def combine(self, total: Total, shared: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """In the closing exchange, the sums over all clients."""
-        return {**shared, **{n: total.tensors[n] for n in (SUMS, SQUARES, COUNTS) if n in total.tensors}}
+        if not total.closing:
+            return shared
+        if missing := [name for name in (SUMS, SQUARES, COUNTS) if name not in total.tensors]:
+            log.warn(f"CCVR: no {missing[0]} in the closing exchange; the classifier stays as it is")
+            return shared
+        return {**shared, **{name: total.tensors[name] for name in (SUMS, SQUARES, COUNTS)}}
 
     def after_aggregation(self, weights: dict[str, Tensor], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """In the closing exchange, train the classifier; classes without samples keep their logits' weights."""

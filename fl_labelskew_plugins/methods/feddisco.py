@@ -73,6 +73,7 @@ class FedDisco(Method):
     )
     aggregation: Aggregation = "declared"
     weight_name = WEIGHT
+    individual = True
 
     def opening_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
         """One number, for ``metric: kl``."""
@@ -83,8 +84,9 @@ class FedDisco(Method):
         return {SUM: discrepancy(client.counts).cpu()} if self.params.metric == "kl" else {}
 
     def open(self, total: Total) -> Mapping[str, Tensor]:
-        """The sum over all clients."""
-        return total.tensors
+        """The sum over all clients. A negative number, with which one client could cancel the others, counts as 0."""
+        below = sum(min(float(sent.tensors.get(SUM, 0.0)), 0.0) for sent in total.contributions)
+        return {name: value - below for name, value in total.tensors.items()}
 
     def contribution_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
         """One number."""

@@ -154,12 +154,14 @@ class Total:
         clients: number of uploads of the round, or of openings.
         round: from 0; also 0 for the opening.
         contributions: the tensors of each client, by ascending id, if the method is ``individual``.
+        closing: whether the round is the closing exchange.
     """
 
     tensors: Tensors
     clients: int
     round: int = 0
     contributions: Sequence[Contribution] = ()
+    closing: bool = False
 
 
 class Method(Plugin):

@@ -60,12 +60,20 @@ def test_a_classifier_that_neglects_classes_is_repaired(world):
     sums = torch.stack([z[labels == c].sum(0) for c in range(3)])
     squares = torch.stack([z[labels == c].T @ z[labels == c] for c in range(3)])
     method = CCVR()
-    shared = method.combine(Total({"sums": sums, "squares": squares, "counts": labels.bincount()}, 2, 1), {})
+    shared = method.combine(Total({"sums": sums, "squares": squares, "counts": labels.bincount()}, 2, closing=True), {})
     weights = {"classifier.weight": torch.zeros(3, 3), "classifier.bias": torch.tensor([9.0, 0.0, 0.0])}
     new = method.after_aggregation(weights, shared)
     predicted = (z.float() @ new["classifier.weight"].T + new["classifier.bias"]).argmax(1)
     assert torch.equal(predicted, labels)
     assert method.after_aggregation(weights, {}) is weights
+
+
+def test_sums_of_another_round_or_incomplete_sums_change_nothing(world, capsys):
+    sums = {"sums": torch.eye(2), "squares": torch.stack([torch.eye(2)] * 2), "counts": torch.tensor([5, 5])}
+    kept = {"prior": torch.ones(2)}
+    assert CCVR().combine(Total(sums, 2), kept) == kept
+    assert CCVR().combine(Total({"squares": sums["squares"]}, 2, closing=True), kept) == kept
+    assert "CCVR: no sums in the closing exchange; the classifier stays as it is" in capsys.readouterr().err
 
 
 def test_a_class_that_no_client_holds_is_not_trained(world):

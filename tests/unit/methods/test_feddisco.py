@@ -4,7 +4,7 @@ import pytest
 import torch
 from error_messages import message
 from fl_labelskew_registry import RunError
-from fl_labelskew_registry.contracts import Total
+from fl_labelskew_registry.contracts import Contribution, Total
 
 from fl_labelskew_plugins.methods.feddisco import METRICS, FedDisco, discrepancy
 
@@ -83,6 +83,14 @@ def test_equal_distributions_have_no_discrepancy(world):
     shared = method.open(Total({"discrepancy": torch.tensor(0.0, dtype=torch.float64)}, 10))
     view = world.client(shared=shared, counts=torch.full((5,), 8))
     assert method.contribute(view)["weight"].item() == pytest.approx((5 * 40 / 400 + 0.1) / 5.1)
+
+
+def test_a_negative_discrepancy_counts_as_0():
+    """Otherwise one client could make the sum tiny, and so the weights of all others 0."""
+    sent = [torch.tensor(value, dtype=torch.float64) for value in (0.7, 1.1, -1.8 + 1e-6)]
+    openings = [Contribution(k, {"discrepancy": value}) for k, value in enumerate(sent)]
+    shared = FedDisco().open(Total({"discrepancy": sum(sent)}, 3, contributions=openings))
+    assert shared["discrepancy"].item() == pytest.approx(1.8)
 
 
 @pytest.mark.parametrize("other", ["fedlc", "fedmr"])
