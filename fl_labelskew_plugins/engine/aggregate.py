@@ -209,6 +209,9 @@ def check_result(
     for name, value in extra.items():
         if method.sends.get(name) == "counts" and bool((value < 0).any()):
             raise RunError(f"{where}: {name} has negative counts")
+    for name in needed if optimizer.sends_change else ():
+        if name in extra and not extra[name].dim() and not extra[name] > 0:
+            raise RunError(f"{where}: {name} is not above 0")  # it would reverse the changes of all clients
     if missing := sorted(set(needed) - extra.keys()):
         raise RunError(f"{where} lacks {missing[0]}, which the server's optimiser needs from all clients")
 

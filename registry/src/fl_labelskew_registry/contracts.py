@@ -391,7 +391,7 @@ class Optimizer(Plugin):
     - ``client_optimizers``: supported local optimisers; ``local_momentum``: whether these may have momentum.
     - ``changes_upload``: the upload is not a trained model.
     - ``sends_change``: uploads contain changes since the start of the round instead of parameters, if float32 weights
-      would round them too coarsely.
+      would round them too coarsely. Single numbers that are sent with them must be above 0.
     - ``uses_rounds``: as in :class:`Method`.
     """
 

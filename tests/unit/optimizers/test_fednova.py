@@ -55,6 +55,15 @@ def test_uploads_without_steps_are_refused(world):
         two.server.check(0, 0, result)
 
 
+@pytest.mark.parametrize("tau", [-12.0, 0.0])
+def test_steps_that_would_reverse_the_changes_of_others_are_refused(world, tau):
+    two = world(FedNova())
+    result = fit(two.trainer, 0, 0, two.server.weights, times_selected=1)
+    result.contributions = {"optimizer/tau": torch.tensor(tau, dtype=torch.float64)}
+    with pytest.raises(RunError, match="upload of client 0: optimizer/tau is not above 0"):
+        two.server.check(0, 0, result)
+
+
 def test_with_equal_steps_it_is_fedavg(world):
     ours, plain = world(FedNova()), world(FedAvgOptimizer())
     for _ in range(5):
