@@ -201,6 +201,9 @@ def check_result(
 ) -> None:
     """Raise RunError unless a client's result has the right form and values; ``shapes``: from :func:`announced`."""
     check_upload(upload, old, where=where, keys=numbers(optimizer))
+    for name, value in upload.items():
+        if name.endswith(VARIANCES) and bool((value < 0).any()):
+            raise RunError(f"{where}: {name} has negative variances")  # other clients' features would be NaN
     needed = [name for name in shapes if name.startswith(f"{OPTIMIZER}/")]
     # an optimiser's tensor named after a parameter has the parameter's dtype
     named = {name: old.get(name.removeprefix(f"{OPTIMIZER}/")) for name in needed}
@@ -247,6 +250,10 @@ def check_extra(
             raise shareable(RunError(f"{where}: {key} is not finite"))
         if not value.is_floating_point() and bool((value < 0).any()):
             raise RunError(f"{where}: {key} has negative integers")
+
+
+VARIANCES = "running_var"
+"""End of the names of batch normalisation's variances."""
 
 
 def check_made(made: Mapping[str, Tensor], plugin: Method | Optimizer) -> None:

@@ -20,7 +20,7 @@ from fl_labelskew_registry import RunError, Total, mistake
 from torch import Tensor
 
 from fl_labelskew_plugins import seeds
-from fl_labelskew_plugins.engine.aggregate import announced, check_result
+from fl_labelskew_plugins.engine.aggregate import VARIANCES, announced, check_result
 from fl_labelskew_plugins.engine.local import LocalResult, LocalTrainer
 from fl_labelskew_plugins.engine.noise import MULTIPLIER, SumNoise
 from fl_labelskew_plugins.engine.ring import Narrow, Ring, Vector, Wide, parts, trim
@@ -198,6 +198,7 @@ class Sums:
         changes = {n: sums[f"model/{n}"] / of_mean for n in _averaged(old)}
         changes |= {n: change.clamp(-most, most) for n, change in changes.items() if n in self._clipped}
         mean = {**old, **{n: _moved(old[n], change) for n, change in changes.items()}}
+        mean |= {n: value.clamp(min=0) for n, value in mean.items() if n.endswith(VARIANCES)}
         measured = _means(sums["measured"].tolist(), clients) if "measured" in sums else {}
         device = next(iter(old.values())).device
         of_method = Total({n: v.to(device) for n, v in _sent_sums(sums).items()}, clients, round)

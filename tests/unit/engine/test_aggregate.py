@@ -1,13 +1,15 @@
 import re
+from functools import partial
 
 import pytest
 import torch
 from error_messages import message
-from fl_labelskew_registry import RunError
+from fl_labelskew_registry import Method, RunError
 
 from fl_labelskew_plugins.engine.aggregate import (
     WeightedMean,
     check_extra,
+    check_result,
     check_terms,
     check_upload,
     class_weights,
@@ -15,6 +17,7 @@ from fl_labelskew_plugins.engine.aggregate import (
     weighted_mean,
 )
 from fl_labelskew_plugins.methods.fedlc import FedLC
+from fl_labelskew_plugins.optimizers.fedavg import FedAvgOptimizer
 
 
 def test_client_weights_by_hand():
@@ -157,3 +160,15 @@ def test_a_non_finite_loss_term_is_reported_unless_the_weights_are_non_finite():
     assert str(error.value) == f"round 2: client 0: loss term b is nan, training diverged; use {keys}"
     check_terms({"a": float("nan")}, {"w": torch.tensor([0.0, float("inf")])}, FedLC(), where="")
     check_terms({"a": 1.0}, {"w": torch.zeros(2)}, FedLC(), where="")
+
+
+def test_negative_variances_of_batch_normalisation_are_refused():
+    """With them the features of all other clients would be NaN, and their uploads would be refused."""
+    old = {"norm.running_var": torch.ones(2), "norm.running_mean": torch.zeros(2)}
+    for value, refused in ((-5.0, True), (0.0, False)):
+        upload = {"norm.running_var": torch.tensor([1.0, value]), "norm.running_mean": torch.full((2,), -1.0)}
+        check = partial(check_result, upload, {}, old, {}, Method(), FedAvgOptimizer(), where="upload of client 2")
+        if refused:
+            assert message(check, kind=RunError) == "upload of client 2: norm.running_var has negative variances"
+        else:
+            check()
