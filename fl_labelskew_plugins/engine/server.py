@@ -26,6 +26,7 @@ from fl_labelskew_plugins.engine.isolation import Unchanged
 from fl_labelskew_plugins.engine.local import LocalResult, closes
 from fl_labelskew_plugins.engine.ring import Vector
 from fl_labelskew_plugins.engine.sums import VECTOR, Sums, as_vector
+from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.ops import added
 from fl_labelskew_plugins.optimizers.fedavg import FedAvgOptimizer
 from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, group, joined, rest
@@ -176,7 +177,8 @@ class Server:
         if not present:
             return []
         if self.declared and not any(shares):
-            raise RunError(f"round {round + 1}: all clients have the weight 0; use other values in method_args")
+            log.warn(f"round {round + 1}: all clients declare the weight 0, so the model stays the same")
+            return [clients[i] for i in present]
         if self.hooks is not None:
             weights = self.hooks(self, round, raw)
         else:

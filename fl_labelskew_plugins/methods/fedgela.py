@@ -101,7 +101,7 @@ class FedGELA(Method):
             gain, bias, mean, var = (
                 weights[f"{prefix}.{name}"] for name in ("weight", "bias", "running_mean", "running_var")
             )
-            factor = gain / (var + nn.BatchNorm1d(1).eps).sqrt()
+            factor = gain / (var.clamp(min=0) + nn.BatchNorm1d(1).eps).sqrt()
             shift = bias - factor * mean
         scale = self.params.scale
         return {**weights, **linear_classifier(weights, scale * torch.diag(factor), scale * shift)}

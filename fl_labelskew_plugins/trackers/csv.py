@@ -9,15 +9,9 @@ from fl_labelskew_registry import TrackedRun, Tracker
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.machine.files import write_text
 
-MAX_COLUMNS = 1000
-"""Maximum, because a silo could report loss terms with new names in each round."""
-
 
 class CSV(Tracker):
-    """A row per round in rounds.csv of the run's folder; rounds count from 1, missing values are empty.
-
-    The table has at most 1000 columns; further ones are omitted.
-    """
+    """A row per round in rounds.csv of the run's folder; rounds count from 1, missing values are empty."""
 
     class Params(params.Params):
         """None."""
@@ -32,8 +26,8 @@ class CSV(Tracker):
 
     def _write(self, run: TrackedRun) -> None:
         text = io.StringIO(newline="")
-        names = list(dict.fromkeys(name for row in self._rows for name in row))[:MAX_COLUMNS]
-        table = csv.DictWriter(text, names, extrasaction="ignore")
+        names = list(dict.fromkeys(name for row in self._rows for name in row))
+        table = csv.DictWriter(text, names)
         table.writeheader()
         table.writerows(self._rows)
         write_text(run.folder / "rounds.csv", text.getvalue())

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -315,6 +316,21 @@ def claims_too_many_samples():
         vector = honest(*args)
         parts(vector, self.opening.wide)[0][:1] += np.uint64(5 * 10**11 << sums.SUMMED)
         return vector
+
+
+@cheat
+def claims_one_more_sample_in_a_second_opening():
+    """After a restart, without its own checks."""
+
+    @replaces(sums.Sums, "opened")
+    def opened(self, honest, *args):
+        vector = honest(*args)
+        parts(vector, self.opening.wide)[0][:1] += np.uint64(1 << sums.SUMMED)
+        return vector
+
+    SummedAnswers.open = lambda self, session, federation: self.silo.use(
+        replace(session, federation=federation, trainer=replace(session.trainer, federation=federation))
+    )
 
 
 @cheat

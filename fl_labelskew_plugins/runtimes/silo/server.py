@@ -19,6 +19,7 @@ from fl_labelskew_plugins.engine.local import LocalResult
 from fl_labelskew_plugins.engine.ring import Vector
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import counted, few
+from fl_labelskew_plugins.ops import added
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.checkpoint import Checkpoint
@@ -40,6 +41,8 @@ from fl_labelskew_plugins.tensors import State, Weights, joined, num_bytes, trim
 
 SLACK = 2**20
 """Maximum bytes of a message without its tensors."""
+MAX_TERMS = 100
+"""Maximum number of loss terms in the metrics: a silo could report new names in each round."""
 MAX_VISITS = 5
 """Maximum number of log lines per minute about a silo that reconnects repeatedly."""
 HEAVY = 0.9
@@ -143,6 +146,7 @@ class Uploads(SiloExchange):
         self._news: State
         self.close()
         self._taken: dict[int, int] = {}
+        self._terms = set[str]()
         self._comm, self._heavy = server.recipe.comm, set[tuple[int, int, bool]]()
         self.handlers = {Kind.UPLOAD: self._received}
 
@@ -180,6 +184,7 @@ class Uploads(SiloExchange):
     def of(self, round: int, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
         """Ask silos to train; yield their uploads, ascending, once there is a quorum. Raises RunError for too few."""
         members, record, server = self.server.members, self.rounds.record, self.rounds.server
+        session = self.rounds.session
         members.begin(round)
         self._poll = poll = Poll[LocalResult](members, clients, "uploads", {})
         self._judge.begin(round, members.excluded)
@@ -188,15 +193,19 @@ class Uploads(SiloExchange):
         for client in clients:
             self.ask(client)
         large = num_bytes(self._news.values()) > self._comm.upload_memory_mb * 2**20
+        declared: dict[int, float] = {}
         for client in poll.take(self._refuse):
             record.progress.client(round, clients.index(client) + 1, len(clients))
             if large:
                 trim()
             result = poll.answers.pop(client)
+            if server.declared:
+                declared[client] = float(result.contributions[session.method.weight_name])
             record.states.select(client)
             record.states.note(client, round)
             yield client, result
             del result
+        self._warn_of_declared(declared)
         self.close()
         self.server.transport.audit.sync()
 
@@ -218,6 +227,7 @@ class Uploads(SiloExchange):
             poll.settled.add(client)
             members.warn(f"round {round + 1}: upload of silo {client + 1} refused: {error}")
             return {"taken": False, "reason": str(error)}
+        self._limit_terms(result.loss_terms)
         poll.answers[client], self._taken[client] = result, round
         if self._judge.ratio is not None:
             change, sends = server.optimizer.sends_change, session.method.sends
@@ -225,6 +235,14 @@ class Uploads(SiloExchange):
             if not self._judge.add(client, measured):
                 poll.held.add(client)
         return TAKEN
+
+    def _limit_terms(self, terms: dict[str, float]) -> None:
+        """Remove loss terms with new names when there are too many names."""
+        for name in list(terms):
+            if len(self._terms) < MAX_TERMS:
+                self._terms.add(name)
+            elif name not in self._terms:
+                del terms[name]
 
     def _received(self, message: Message) -> None:
         client = message.sender - 1
@@ -267,6 +285,16 @@ class Uploads(SiloExchange):
             if (key := (client, sizes[client], client in clients)) not in self._heavy:
                 self._heavy.add(key)
                 log.warn(f"{text}: it reports that it has {sizes[client]} of {of} training samples")
+
+    def _warn_of_declared(self, weights: Mapping[int, float]) -> None:
+        """Warn if one silo has most of the weight that all silos of a round declare; once per number of samples."""
+        total, where = added(weights.values()), self.server.members.where
+        for client, weight in weights.items():
+            key = (client, self.server.sizes[client], True)
+            if len(weights) > 1 and weight > HEAVY * total and key not in self._heavy:
+                self._heavy.add(key)
+                text = f"silo {client + 1} has {100 * weight / total:.4g} % of the weight of {where}"
+                log.warn(f"{text}: it declares the weight {weight:.4g}; all silos together, {total:.4g}")
 
 
 class ClientTests(SiloExchange):

@@ -8,6 +8,7 @@ import hashlib
 import mmap
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -29,6 +30,8 @@ QUEUED = 8
 """Maximum messages for one peer; with more, it counts as disconnected."""
 PATIENCE_S = 2.0
 """Seconds to wait at the end for a peer that accepts no more chunks."""
+LAST_S = 600.0
+"""Seconds to wait at the end for peers that accept chunks slowly."""
 LIMIT = 2**20
 TAKEN = "labelskew-taken"
 """Initial metadata of the server after it has accepted a HELLO."""
@@ -235,10 +238,10 @@ class Outbox:
 
 
 def wait_while_moving(ended: threading.Event, outboxes: Iterable[Outbox]) -> None:
-    """Wait for ``ended`` as long as peers accept chunks."""
-    outboxes = list(outboxes)
+    """Wait for ``ended`` as long as peers accept chunks, at most :data:`LAST_S`: a peer could read very slowly."""
+    outboxes, until = list(outboxes), time.monotonic() + LAST_S
     before = -1
-    while before != (moved := sum(outbox.moved for outbox in outboxes)):
+    while before != (moved := sum(outbox.moved for outbox in outboxes)) and time.monotonic() < until:
         before = moved
         if ended.wait(PATIENCE_S):
             return

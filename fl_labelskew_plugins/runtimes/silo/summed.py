@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from fl_labelskew_registry import Federation, LabelSkewError, RunError, shareable
 from torch import Tensor
@@ -59,7 +60,7 @@ from fl_labelskew_plugins.tensors import State, Weights, joined
 
 NOISE = "adds only noise to the sum of this round"
 OPENED = "opened.json"
-"""File in the server's folder: all silos' training and test samples in total, and the silos."""
+"""File in the server's folder: the opening sum, its numbers of training and test samples, and the silos."""
 
 
 class SummedOpening(Opening):
@@ -86,20 +87,25 @@ class SummedOpening(Opening):
             self._set_samples(self.content["samples"])
 
     def exchange(self, *, resumed: bool) -> None:
-        """Compute the sum, or again over the same silos if its result is lost."""
-        server, members, method = self.rounds.server, self.server.members, self.rounds.session.method
-        known = set(self.clients)
-        if known and (server.opened or not method.uses("opening")):
-            return
+        """Compute the sum, once per run; before the first checkpoint, read the stored one."""
+        server, members, known = self.rounds.server, self.server.members, self.content
         sums, clock = sums_of(self.rounds.session), members.clock
+        if known:
+            if self.rounds.session.method.uses("opening") and not server.opened:
+                if "sum" not in known:
+                    what = "an earlier version has written it before the first round was complete; begin a new run"
+                    raise LabelSkewError(f"{self._file}: {what}")
+                vector = np.frombuffer(bytearray.fromhex(known["sum"]), sums.opening.zeros().dtype)
+                server.open_sum(vector, known["clients"])
+            return
         members.begin(OPENING)
 
         def participants(without: Collection[int]) -> list[int]:
             until = clock.now + members.comm.quorum_timeout_s
             while True:
                 here = members.present - members.excluded - set(without)
-                if (known <= here if known else len(here) >= members.fewest_opened) or not clock.listen(until):
-                    return sorted(here & known if known else here)
+                if len(here) >= members.fewest_opened or not clock.listen(until):
+                    return sorted(here)
 
         clients, vector = self._sums.repeated(self.server.record.run, OPENING, participants, sums.opening)
         samples, tests, _ = sums.read_opening(vector, len(clients))
@@ -109,7 +115,8 @@ class SummedOpening(Opening):
             use = f"1 to {most} (comm_args.max_samples per silo); begin a new run without the faulty silo"
             raise RunError(f"{members.where}: {what}; allowed: {use}")
         samples, tests = server.open_sum(vector, clients)
-        self.server.folder.write_json(OPENED, {"samples": samples, "test_samples": tests, "clients": clients})
+        content = {"samples": samples, "test_samples": tests, "clients": clients, "sum": vector.tobytes().hex()}
+        self.server.folder.write_json(OPENED, content)
         self._set_samples(samples)
         summed = counted(samples, "training sample")
         if self.server.recipe.validation.per_client and sums.noise is None:

@@ -291,6 +291,33 @@ def test_a_dominant_silo_is_reported_and_too_many_samples_are_refused(federation
     assert server.text.count("warning: silo 3") == 1
 
 
+def weight_alone(weight):
+    return changed("contribution/weight", torch.tensor(weight))
+
+
+def test_a_silo_that_makes_the_weights_of_all_others_0_is_reported(federation):
+    """By a claim of most samples, below the limit of the other warning, and an opening of 0."""
+    federation.overrides = ["method_args.method=feddisco", "train_args.comm_round=2", "comm_args.quorum_timeout_s=5"]
+    server, silos = federation.server(), federation.silos(1, 2)
+    opening = {"discrepancy": torch.tensor(0.0, dtype=torch.float64)}
+    answers = [weight_alone(1.0), weight_alone(0.0)]
+    FakeSilo(federation.address, answers, opening=opening, facts=FACTS | {"samples": 8000})
+    finished(server, *silos)
+    what = "silo 3 has 100 % of the weight of round 1: it declares the weight 1; all silos together, 1"
+    assert f"warning: {what}\n" in server.text
+    assert "warning: round 2: all clients declare the weight 0, so the model stays the same\n" in server.text
+
+
+def test_new_names_of_loss_terms_do_not_fill_the_metrics(federation):
+    federation.overrides = ["train_args.comm_round=3", "comm_args.send_measures=true"]
+    server, silos = federation.server(), federation.silos(1, 2)
+    FakeSilo(federation.address, [upload_of(loss_terms={f"{r}.{k}": 1.0 for k in range(40)}) for r in range(3)])
+    finished(server, *silos)
+    names = set().union(*(line["loss_terms"] for line in federation.lines()))
+    assert len(names) == 100
+    assert "cross_entropy" in names
+
+
 class LeavesBeforeTraining(FakeSilo):
     """Sends its opening and disconnects when it is asked to train."""
 

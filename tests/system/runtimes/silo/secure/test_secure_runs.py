@@ -135,6 +135,20 @@ def test_a_server_killed_and_resumed(secure, sp_weights):
     assert opened["silos"] == [1, 2, 3]  # once in a run
 
 
+def test_a_silo_cannot_change_the_opening_sum_after_a_restart(secure):
+    """The server stops before the first checkpoint, and continues with the sum of its first process."""
+    federation = secure(*FOUR, "comm_args.min_clients=3", "train_args.epochs=20", *TWO_ROUNDS)
+    server, silos, bad = federation.server(), federation.silos(1, 2, 3), federation.silo(4)
+    server.says("training samples of silos 1, 2, 3, 4 together")
+    killed(bad, server)
+    opened = (federation.run_dir / "opened.json").read_text()
+    bad = federation.silo(4, cheat="claims_one_more_sample_in_a_second_opening")
+    finished(federation.server(resume=True), *silos)
+    killed(bad)
+    assert (federation.run_dir / "opened.json").read_text() == opened
+    assert [len(line["clients"]) >= 3 for line in federation.lines()] == [True, True]
+
+
 def test_a_silo_that_connects_after_the_opening_sum(secure):
     federation = secure(*NOISY, "comm_args.quorum_timeout_s=4", "train_args.epochs=20")
     server, silos = federation.server(), federation.silos(1, 2, 3)
