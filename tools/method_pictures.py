@@ -13,9 +13,10 @@ from pathlib import Path
 
 import matplotlib as mpl
 import torch
+from fl_labelskew_registry import Federation, ServerView
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fl_labelskew_plugins.methods.ccvr import CCVR, moments, virtual_features
@@ -433,7 +434,8 @@ def ccvr(left: Axes, right: Axes) -> None:
     left.set_title("features of clients (dots), virtual features (rings)")
     start = {"classifier.weight": torch.tensor([[0.0, 0.0], [0.3, 0.0], [0.0, 0.3]]), "classifier.bias": torch.zeros(3)}
     start["classifier.bias"][0] = 1.5
-    after = CCVR().after_aggregation(start, shared)
+    federation = Federation(2, 2, 1, 1, 3, 2, 180, 60, 0)
+    after = CCVR().after_aggregation(start, ServerView(0, shared, federation, generator, lambda _: nn.Identity()))
     x, y = torch.meshgrid(torch.linspace(-4, 7, 200), torch.linspace(-3, 7, 200), indexing="xy")
     for weights, style, label in ((start, "dashed", "before"), (after, "solid", "after")):
         grid = torch.stack([x, y], dim=-1) @ weights["classifier.weight"].T + weights["classifier.bias"]

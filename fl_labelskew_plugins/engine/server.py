@@ -1,13 +1,15 @@
 """The server's state, and its update by a round's uploads."""
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
-from fl_labelskew_registry import Aggregated, Contribution, Federation, Method, Optimizer, RunError, Total
+from fl_labelskew_registry import Aggregated, Contribution, Federation, Method, Optimizer, RunError, ServerView, Total
 from fl_labelskew_registry.contracts import Aggregation
 from torch import Tensor, nn
 
+from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.checked import hook_name
 from fl_labelskew_plugins.engine.aggregate import (
     PROXIES,
@@ -23,7 +25,7 @@ from fl_labelskew_plugins.engine.aggregate import (
     share_of_old,
 )
 from fl_labelskew_plugins.engine.isolation import Unchanged
-from fl_labelskew_plugins.engine.local import LocalResult, closes
+from fl_labelskew_plugins.engine.local import LocalResult, closes, load
 from fl_labelskew_plugins.engine.ring import Vector
 from fl_labelskew_plugins.engine.sums import VECTOR, Sums, as_vector
 from fl_labelskew_plugins.machine import log
@@ -57,6 +59,7 @@ class Server:
     ) -> None:
         self.method, self.federation = method, federation
         self.optimizer = FedAvgOptimizer() if optimizer is None else optimizer
+        self._model = model
         self.parameters = [name for name, p in model.named_parameters() if p.requires_grad]
         self.weights = weights
         self.shared: Mapping[str, Tensor] = {}
@@ -207,12 +210,20 @@ class Server:
         else:
             weights, sent = self._step(mean, whole, contributions, total.clients)
         of_optimizer.check("step")
-        weights = self.method.after_aggregation(weights, shared)
+        if self.method.uses("after_aggregation"):
+            draws = seeds.torch_generator(self.federation.seed, "server", total.round)
+            view = ServerView(total.round, shared, self.federation, draws, self._frozen, total.closing)
+            weights = self.method.after_aggregation(weights, view)
         of_method.check("after_aggregation")
         check_form(weights, self.weights, f"{hook_name(self.method, 'after_aggregation')} returned a state dict")
         check_made(weights, self.method)
         self.weights = weights
         self.shared = {**shared, **joined(**{OPTIMIZER: sent})}
+
+    def _frozen(self, weights: Mapping[str, Tensor]) -> nn.Module:
+        model = copy.deepcopy(self._model).requires_grad_(False)
+        load(model, weights)
+        return model.eval()
 
     def shares(self, sizes: Sequence[int]) -> list[float]:
         """Weight of each client in the mean."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
-from fl_labelskew_registry.contracts import ClientView, Federation, Method, Total
+from fl_labelskew_registry.contracts import ClientView, Federation, Method, ServerView, Total
 from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -106,23 +106,23 @@ class CCVR(Method):
             return shared
         return {**shared, **{name: total.tensors[name] for name in (SUMS, SQUARES, COUNTS)}}
 
-    def after_aggregation(self, weights: dict[str, Tensor], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def after_aggregation(self, weights: dict[str, Tensor], server: ServerView) -> dict[str, Tensor]:
         """In the closing exchange, train the classifier; classes without samples keep their logits' weights."""
+        shared = server.shared
         if SQUARES not in shared:
             return weights
         held = shared[COUNTS] > 0
         sums, squares = shared[SUMS].double(), shared[SQUARES].double()
         means, covariances = moments(sums[held], squares[held], shared[COUNTS][held])
         names = [name for name in ("classifier.weight", "classifier.bias") if name in weights]
-        generator = torch.Generator().manual_seed(0)
-        drawn = virtual_features(means, covariances, self.params.virtual, generator)
+        drawn = virtual_features(means, covariances, self.params.virtual, server.generator)
         features = drawn.flatten(0, 1).to(weights[names[0]])
         labels = held.nonzero()[:, 0].to(features.device).repeat_interleave(self.params.virtual)
         trained = [weights[name].clone().requires_grad_() for name in names]
         optimizer = torch.optim.SGD(trained, lr=self.params.rate, momentum=0.9)
         with torch.enable_grad():
             for _ in range(self.params.epochs):
-                for index in torch.randperm(len(labels), generator=generator).to(features.device).split(64):  # type: ignore[no-untyped-call]
+                for index in torch.randperm(len(labels), generator=server.generator).to(features.device).split(64):  # type: ignore[no-untyped-call]
                     optimizer.zero_grad()
                     logits = torch.nn.functional.linear(features[index], *trained)
                     cross_entropy(logits, labels[index]).backward()  # type: ignore[no-untyped-call]

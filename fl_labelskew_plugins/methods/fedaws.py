@@ -7,10 +7,8 @@ rows of the classifier's weight. Its rate is ``lambda`` times the learning rate,
 rate of 0.01. Equation 8, for nearest classes, is omitted. Deviations: docs/methods/fedaws.md.
 """
 
-from collections.abc import Mapping
-
 import torch
-from fl_labelskew_registry.contracts import Method
+from fl_labelskew_registry.contracts import Method, ServerView
 from pydantic import Field
 from torch import Tensor
 
@@ -65,7 +63,7 @@ class FedAwS(Method):
 
     paper = "Federated Learning with Only Positive Labels, ICML 2020, https://arxiv.org/abs/2004.10342"
 
-    def after_aggregation(self, weights: dict[str, Tensor], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def after_aggregation(self, weights: dict[str, Tensor], server: ServerView) -> dict[str, Tensor]:
         p = self.params
         return {**weights, CLASSES: spread(weights[CLASSES], rate=p.rate, margin=p.margin)} if p.rate else weights
 

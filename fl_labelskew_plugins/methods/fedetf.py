@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 import torch
 from fl_labelskew_registry import mistake
-from fl_labelskew_registry.contracts import SHARED_MODULES, Batch, ClientView, Federation, Method
+from fl_labelskew_registry.contracts import SHARED_MODULES, Batch, ClientView, Federation, Method, ServerView
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -106,10 +106,13 @@ class FedETF(Method):
     def after_round(self, client: ClientView) -> None:
         """Set the same classifier in the client's own model, for its test."""
         assert client.model is not None
-        client.model.load_state_dict(self.after_aggregation(client.model.state_dict(), {}))
+        client.model.load_state_dict(self._with_classifier(client.model.state_dict()))
 
-    def after_aggregation(self, weights: dict[str, Tensor], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def after_aggregation(self, weights: dict[str, Tensor], server: ServerView) -> dict[str, Tensor]:
         """Set the linear classifier that predicts the same classes."""
+        return self._with_classifier(weights)
+
+    def _with_classifier(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         prefix = f"{SHARED_MODULES}.{PROJECTION}"
         a, b, scale = (weights[f"{prefix}.{name}"] for name in ("weight", "bias", "scale"))
         return {**weights, **linear_classifier(weights, scale * a, scale * b)}

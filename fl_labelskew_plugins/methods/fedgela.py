@@ -6,12 +6,11 @@ The paper was not available to us, so no equation numbers are given; the formula
 (MediaBrain-SJTU/FedGELA). Deviations: docs/methods/fedgela.md.
 """
 
-from collections.abc import Mapping
 from typing import Literal
 
 import torch
 from fl_labelskew_registry import mistake
-from fl_labelskew_registry.contracts import SHARED_MODULES, Batch, ClientView, Federation, Method
+from fl_labelskew_registry.contracts import SHARED_MODULES, Batch, ClientView, Federation, Method, ServerView
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -92,7 +91,7 @@ class FedGELA(Method):
         assert client.model is not None
         return self._logits(client.model.features(inputs), client)  # type: ignore[operator]
 
-    def after_aggregation(self, weights: dict[str, Tensor], shared: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def after_aggregation(self, weights: dict[str, Tensor], server: ServerView) -> dict[str, Tensor]:
         """Set the linear classifier that predicts the same classes as the fixed one on normalised features."""
         old = weights["classifier.weight"]
         factor, shift = torch.ones_like(old[0]), torch.zeros_like(old[0])

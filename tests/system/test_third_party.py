@@ -64,7 +64,7 @@ def test_it_trains_as_the_built_in_method(installed):
 def test_the_tutorial_s_code_runs(tmp_path):
     names = {}
     blocks = re.findall(r"```python\n(.*?)```", TUTORIAL.read_text(encoding="utf-8"), flags=re.DOTALL)
-    assert len(blocks) == 8
+    assert len(blocks) == 9
     for block in blocks:
         exec(block, names)
     names["test_equals_a_loop"]()
@@ -77,6 +77,8 @@ def test_the_tutorial_s_code_runs(tmp_path):
     for name, term in (("Distilled", "distillation"), ("Headed", "spread")):
         run = fl.run(DIGITS, tmp_path / name, method=names[name](), quiet=True, host="none")
         assert run.metrics[f"loss_terms.{term}"].iloc[-1] > 0
+    plain, flat = (fl.run(DIGITS, tmp_path / n, method=names[n](), quiet=True, host="none") for n in ("Tempered", "Flat"))
+    assert plain.metrics["loss"].tolist() != flat.metrics["loss"].tolist()
 
 
 def test_the_tutorial_names_every_hook():

@@ -11,6 +11,7 @@ from fl_labelskew_registry.contracts import (
     LocalWork,
     Method,
     Optimizer,
+    ServerView,
     Stage,
     Total,
 )
@@ -18,7 +19,7 @@ from fl_labelskew_registry.data import Arrays, Data, Dataset, Images, Network, P
 from fl_labelskew_registry.errors import LabelSkewError, MistakesError, PluginError, RunError, mistake, shareable
 from fl_labelskew_registry.tracker import TrackedRun, Tracker
 
-__version__ = "0.2.1"
+__version__ = "1.0.0"
 
 __all__ = [
     "HOOKS",
@@ -43,6 +44,7 @@ __all__ = [
     "Partitioner",
     "PluginError",
     "RunError",
+    "ServerView",
     "Stage",
     "Total",
     "TrackedRun",

@@ -169,6 +169,8 @@ def _incompatible(plugin: type, contract: type) -> str:
             signature = inspect.signature(value.__get__(object(), plugin) if hasattr(value, "__get__") else value)
         except ValueError:  # not written in Python
             continue
+        if name == "after_aggregation" and "shared" in signature.parameters:
+            return "after_aggregation gets server instead of shared since version 1.0 of the contract; use server.shared"
         try:
             signature.bind(*[None] * (len(parameters) - len(by_name)), **by_name)
         except TypeError:

@@ -80,8 +80,9 @@ class ClientView:
         generator: CPU generator for the method's draws, seeded by (seed, round, client).
         noise: numpy generator for privacy noise only (ChaCha20); across silos, its key is a secret of the silo.
         times_selected: number of rounds that selected this client, including this one.
-        model: the local network, with ``features(x)`` and ``classifier``. After the round, hooks' changes are undone,
-            except those of the uploaded weights.
+        model: the local network, with ``features(x)`` and a linear ``classifier``: ``classifier.weight`` ``(C, d)`` and
+            possibly ``classifier.bias`` ``(C,)``. After the round, hooks' changes are undone, except those of the
+            uploaded weights.
         frozen: returns a new frozen network in eval mode with the given state dict, valid for the rest of the round.
         fresh: state dict of a second, freshly initialised network, identical in every round and client.
         features: returns training features ``(N_k, d)`` and labels ``(N_k,)`` under the current weights, in eval mode;
@@ -161,6 +162,27 @@ class Total:
     clients: int
     round: int = 0
     contributions: Sequence[Contribution] = ()
+    closing: bool = False
+
+
+@dataclass(frozen=True)
+class ServerView:
+    """The server after the aggregation of a round, as a method sees it.
+
+    Args:
+        round: from 0.
+        shared: the tensors of the next model, from :meth:`Method.combine`.
+        generator: CPU generator for the method's draws, seeded by (seed, round).
+        frozen: returns a new frozen network in eval mode with the given state dict, with ``features(x)`` and
+            ``classifier``.
+        closing: whether the round is the closing exchange.
+    """
+
+    round: int
+    shared: Tensors
+    federation: Federation
+    generator: Generator
+    frozen: Callable[[Tensors], nn.Module]
     closing: bool = False
 
 
@@ -297,8 +319,8 @@ class Method(Plugin):
         """Server: the tensors to send with the next model, from this round's sums and the last shared tensors."""
         return shared
 
-    def after_aggregation(self, weights: dict[str, Tensor], shared: Tensors) -> dict[str, Tensor]:
-        """Server, after a round: the next state dict, from the aggregated one and the new shared tensors."""
+    def after_aggregation(self, weights: dict[str, Tensor], server: ServerView) -> dict[str, Tensor]:
+        """Server, after a round: the next state dict, from the aggregated one."""
         return weights
 
     def after_round(self, client: ClientView) -> None:

@@ -9,12 +9,22 @@ Traceback (most recent call last):
 AssertionError: Plain.calibrate returned a tensor of shape (); expected shape (4, 3)
 """
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fl_labelskew_registry import data
 from fl_labelskew_registry.answers import problem
-from fl_labelskew_registry.contracts import Aggregated, Batch, ClientView, Federation, Method, Optimizer, Total
+from fl_labelskew_registry.contracts import (
+    Aggregated,
+    Batch,
+    ClientView,
+    Federation,
+    Method,
+    Optimizer,
+    ServerView,
+    Total,
+)
 
 CLASSES, FEATURES, SAMPLES = 3, 5, 4
 FEDERATION = Federation(
@@ -65,8 +75,10 @@ def check_method(kind: type[Method], params: Any = None) -> None:
         if method.protects():
             _call(method, "protect", {name: torch.zeros_like(p) for name, p in model.named_parameters()}, view)
         _call(method, "private_logits", inputs, view)
-        shared, state = dict(_call(method, "combine", Total(sent, 1), shared)), view.state
-        _call(method, "after_aggregation", model.state_dict(), shared)
+        total = Total(sent, 1, round, closing=method.closing and round == run.rounds - 1)
+        shared, state = dict(_call(method, "combine", total, shared)), view.state
+        server = ServerView(round, shared, run, view.generator, _frozen(model), total.closing)
+        _call(method, "after_aggregation", model.state_dict(), server)
         _call(method, "personalised", state)
 
 
@@ -141,16 +153,18 @@ def _network(shared: Any) -> Any:
     return Net()
 
 
-def _view(model: Any, state: Any, shared: Any, labels: Any, inputs: Any, round: int = 0) -> ClientView:
-    import copy
-
-    import numpy as np
-    import torch
-
+def _frozen(model: Any) -> Callable[[Any], Any]:
     def frozen(weights: Any) -> Any:
         twin = copy.deepcopy(model)
         twin.load_state_dict(weights)
         return twin.requires_grad_(False).eval()
+
+    return frozen
+
+
+def _view(model: Any, state: Any, shared: Any, labels: Any, inputs: Any, round: int = 0) -> ClientView:
+    import numpy as np
+    import torch
 
     return ClientView(
         id=0,
@@ -163,7 +177,7 @@ def _view(model: Any, state: Any, shared: Any, labels: Any, inputs: Any, round: 
         federation=FEDERATION,
         model=model,
         noise=np.random.default_rng(0),
-        frozen=frozen,
+        frozen=_frozen(model),
         fresh=lambda: copy.deepcopy(model.state_dict()),
         features=lambda: (model.features(inputs).detach(), labels),
     )

@@ -138,8 +138,41 @@ class Grows(Method):
     class Params(params.Params):
         factor: float = 1e30
 
-    def after_aggregation(self, weights, shared):
+    def after_aggregation(self, weights, server):
         return {name: value * self.params.factor**2 for name, value in weights.items()}
+
+
+SEEN = []
+
+
+class Draws(Method):
+    """Keeps what it gets."""
+
+    Params = params.Params
+
+    def combine(self, total, shared):
+        return {"round": torch.tensor(total.round)}
+
+    def after_aggregation(self, weights, server):
+        network = server.frozen(weights)
+        SEEN.append((server, network, torch.rand(1, generator=server.generator).item()))
+        return weights
+
+
+def test_what_a_method_gets_on_the_server():
+    made, central = server()
+    central.method = Draws()
+    SEEN.clear()
+    for round in (0, 1):
+        central.run_round([0], made.sizes[:1], iter([(0, result(made, 0))]), round=round)
+    (first, _, draw), (second, network, other) = SEEN
+    assert (first.round, second.round, second.closing) == (0, 1, False)
+    assert (second.federation, second.shared["round"]) == (made.federation, 1)
+    assert draw != other
+    assert not network.training
+    assert network is not made.trainer.model
+    assert all(torch.equal(value, central.weights[name]) for name, value in network.state_dict().items())
+    assert not any(p.requires_grad for p in network.parameters())
 
 
 def test_a_method_s_step_on_the_server_that_diverges_is_one_line():

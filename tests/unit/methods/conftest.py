@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fl_labelskew_registry.contracts import Batch, ClientView, Federation
+from fl_labelskew_registry.contracts import Batch, ClientView, Federation, ServerView
 from recipe_texts import SKEWED
 from rounds import LocalFederation
 from torch import nn
@@ -109,7 +109,10 @@ def world(federation):
         h = net.features(x[index])
         return Batch(x[index], h, net.classifier(h), y[index], **changes)
 
-    tools = {"client": client, "begun": begun, "moved": moved, "batch": batch}
+    def server(shared=None):
+        return ServerView(0, shared or {}, federation, torch.Generator().manual_seed(0), frozen)
+
+    tools = {"client": client, "server": server, "begun": begun, "moved": moved, "batch": batch}
     return SimpleNamespace(net=net, x=x, y=y, counts=counts, federation=federation, **tools)
 
 

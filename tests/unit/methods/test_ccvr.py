@@ -62,10 +62,10 @@ def test_a_classifier_that_neglects_classes_is_repaired(world):
     method = CCVR()
     shared = method.combine(Total({"sums": sums, "squares": squares, "counts": labels.bincount()}, 2, closing=True), {})
     weights = {"classifier.weight": torch.zeros(3, 3), "classifier.bias": torch.tensor([9.0, 0.0, 0.0])}
-    new = method.after_aggregation(weights, shared)
+    new = method.after_aggregation(weights, world.server(shared))
     predicted = (z.float() @ new["classifier.weight"].T + new["classifier.bias"]).argmax(1)
     assert torch.equal(predicted, labels)
-    assert method.after_aggregation(weights, {}) is weights
+    assert method.after_aggregation(weights, world.server()) is weights
 
 
 def test_sums_of_another_round_or_incomplete_sums_change_nothing(world, capsys):
@@ -79,5 +79,5 @@ def test_sums_of_another_round_or_incomplete_sums_change_nothing(world, capsys):
 def test_a_class_that_no_client_holds_is_not_trained(world):
     shared = {"sums": torch.eye(2), "squares": torch.stack([torch.eye(2)] * 2), "counts": torch.tensor([5, 0])}
     weights = {"classifier.weight": torch.randn(2, 2), "classifier.bias": torch.zeros(2)}
-    new = CCVR().after_aggregation(weights, shared)
+    new = CCVR().after_aggregation(weights, world.server(shared))
     assert new["classifier.bias"].isfinite().all()

@@ -57,7 +57,7 @@ def test_bf16_keeps_its_type():
 class TestFedAwS:
     def test_the_server_spreads_the_class_embeddings_in_a_copy(self, world):
         weights = {k: v.clone() for k, v in world.net.state_dict().items()}
-        new = FedAwS(FedAwS.Params(rate=0.3)).after_aggregation(weights, {})
+        new = FedAwS(FedAwS.Params(rate=0.3)).after_aggregation(weights, world.server())
         assert torch.equal(new["classifier.weight"], spread(weights["classifier.weight"], rate=0.3))
         assert torch.equal(weights["classifier.weight"], world.net.classifier.weight)
 

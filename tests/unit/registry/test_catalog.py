@@ -230,6 +230,11 @@ PROPERTY, STATIC, CLASS = "@property\n    ", "@staticmethod\n    ", "@classmetho
     [
         ("methods", "agregation = 'uniform'", near("Method", "attribute", "agregation", "aggregation")),
         ("methods", "def stages(self): pass", "stages must accept (epochs), but its signature is ()"),
+        (
+            "methods",
+            "def after_aggregation(self, weights, shared): pass",
+            "after_aggregation gets server instead of shared since version 1.0 of the contract; use server.shared",
+        ),
         ("methods", STATIC + "def loss(batch): pass", "loss must accept (batch, client), but its signature is (batch)"),
         ("methods", "loss = 3", "loss must be a method of the class, got int"),
         ("methods", PROPERTY + "def protects(self): return 1", "protects must be a method of the class, got property"),
