@@ -113,7 +113,7 @@ def ours(name: str) -> Iterator[str]:
     for title, setting, head, rows in measured.of_method(name):
         if title != last:
             anchor = re.sub(r"[^a-z0-9]+", "-", title.lower())
-            yield f"From [{title}](../results.md#{anchor}), which has the commands. Accuracy in %; {setting}:"
+            yield f"Source, with the commands: [{title}](../results.md#{anchor}). Accuracy in %; {setting}:"
         yield _table(head, rows)
         last = title
 
@@ -175,7 +175,7 @@ def _number(row: tables.Row, i: int, digits: tuple[int, int]) -> str:
     mean, std = value if isinstance(value, tuple) else (value, None)
     text = "" if mean is None else f"{mean:.{digits[0]}f}" + ("" if std is None else f" ± {std:.{digits[1]}f}")
     to = row.rounds_to
-    return f"{text}, {to.values[i]} rounds to {to.target:.{digits[0]}f}" if to and to.values[i] else text
+    return f"{text}; reaches {to.target:.{digits[0]}f} in round {to.values[i]}" if to and to.values[i] else text
 
 
 def _digits(part: tables.Part) -> tuple[int, int]:

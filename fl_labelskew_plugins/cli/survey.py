@@ -104,7 +104,7 @@ def _parts(survey: Survey) -> Iterator[str]:
     yield table.plain(["client", *HEADS.values(), "missing"], [_row(survey, k) for k in listed])
     worst = clean(survey.clients[measured.worst], 40)
     worst = f"client {worst}" if worst.isdecimal() else worst
-    head = ["in all", "least", "median", "most", "mean", "mean by samples"]
+    head = ["in all", "min", "median", "max", "mean", "mean by samples"]
     rows = []
     for name, values in measured.measures().items():
         present = values[measured.samples > 0].tolist()

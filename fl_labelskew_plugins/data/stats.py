@@ -85,7 +85,7 @@ def normalised(data: Data, mean: Word, std: Word) -> Data:
     if mean is None and std is None:
         return data
     if not data.mean:
-        raise mistake("data_args.mean", "these samples are not measurements and cannot be normalised", "null")
+        raise mistake("data_args.mean", "samples of this kind (such as text) cannot be normalised", "null")
     x = (data.train if len(data.train.y) else data.test).x
     of_data = moments(x) if "data" in (mean, std) else IMAGENET
     channels, made = x.shape[1], [data.mean, data.std]

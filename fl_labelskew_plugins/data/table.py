@@ -59,7 +59,9 @@ def header(path: Path) -> list[str]:
     if not names:
         raise mistake(path, "is empty", "a first line with the column names, and one row per sample")
     if len(names) > MAX_COLUMNS:
-        raise mistake(path, f"has {len(names)} columns", f"at most {MAX_COLUMNS}, or an .npz archive (data set npz)")
+        raise mistake(
+            path, f"has {len(names)} columns", f"at most {MAX_COLUMNS} columns, or an .npz archive (data set npz)"
+        )
     if "" in names:
         raise mistake(path, f"column {names.index('') + 1} has no name", "a first line with a name for each column")
     if duplicates := repeated(names):

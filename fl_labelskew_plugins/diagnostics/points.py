@@ -111,9 +111,9 @@ class ClientPoints:
         for stage in kind.stages:
             points, classes = self.kept[f"{stage}.points"], len(self.kept[f"{stage}.proxies"])
             if points.shape != (len(labels), 3 if kind.three_d else 2) or labels.is_floating_point():
-                raise ValueError("points or labels of another shape")
+                raise ValueError("the shape of points or labels is wrong")
             if classes != len(self.class_names) or not set(labels.tolist()) <= set(range(classes)):
-                raise ValueError("labels of other classes")
+                raise ValueError("labels of unknown classes")
 
 
 def draw_points(

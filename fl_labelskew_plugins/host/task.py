@@ -132,7 +132,7 @@ class Task:
         """Convert a client's batches to samples; raises LabelSkewError if the labels are not classes."""
         batches = [(batch[0], batch[1]) for batch in data]
         if not batches:
-            raise mistake(where, "has no samples", "clients with at least one")
+            raise mistake(where, "has no samples", "clients with at least one sample")
         x, y = (torch.cat(parts) for parts in zip(*batches, strict=True))
         classes = self.federation.num_classes
         if y.dim() != 1 or y.is_floating_point() or not 0 <= int(y.min()) <= int(y.max()) < classes:

@@ -57,7 +57,7 @@ class Lock:
         problem = f"its {NAME} is missing, perhaps because it was removed"
         if content is not None:
             problem = f"{_holder(content)} has taken over this run, because this process was suspended"
-        raise RunError(f"{self._folder}: {problem}; this process has written nothing since then")
+        raise RunError(f"{self._folder}: {problem}; this process writes nothing more to the folder")
 
 
 def belongs(name: str) -> bool:

@@ -58,9 +58,9 @@ def virtual_features(means: Tensor, covariances: Tensor, number: int, generator:
 class CCVR(Method):
     r"""Classifier calibration with virtual representations.
 
-    Training is that of FedAvg, or of the methods that it is combined with. The last round is a closing exchange: with
-    the final model, each client sends the sums of the features of each class, and of their products. From these, the
-    server computes the mean and covariance of each class, draws virtual features
+    Training is that of FedAvg, or of the methods that it is combined with. The last round is a closing exchange:
+    each client computes features with the final model, and sends for each class the sum of the features and the sum of
+    their pairwise products. From these, the server computes mean and covariance of each class, draws virtual features
 
     .. math:: \hat z_c \sim \mathcal{N}(\mu_c, \Sigma_c)
 

@@ -69,7 +69,7 @@ def plot(frame: DataFrame, name: str, path: Path, *, width: float | None = None)
                         for at, values in rounds.items():
                             curve.setdefault(int(at), []).append(statistics.fmean(map(float, values)))
         if not measures:
-            raise mistake(f"--diagnostic {name}", "its files contain no numbers", "other runs")
+            raise mistake(f"--diagnostic {name}", "its files contain no metrics", "other runs")
         plots.charts(measures, path, methods=report.methods(frame), width=width, log=kind.log)
 
 

@@ -49,8 +49,8 @@ class MLflow(Tracker):
         def _check_no_secret(cls, uri: str | None) -> str | None:
             if uri is not None and re.search(r"//[^/]*@", uri):
                 raise ValueError(
-                    "must not contain a name or password; use the environment variables MLFLOW_TRACKING_USERNAME and "
-                    "MLFLOW_TRACKING_PASSWORD, and only the address"
+                    "must not contain a name or password; give only the address here, and set name and password in the "
+                    "environment variables MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
                 )
             return uri
 

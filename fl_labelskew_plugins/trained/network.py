@@ -144,7 +144,7 @@ def _from_code(about: About, where: str, code: str | None) -> Network:
     if code is None:
         form = f"PATH/{name}" if ".py:" in name else name
         use = f"--network {form}, in Python fl.load_run(RUN, model='{form}')"
-        raise mistake(where, f"its network is {name} (SHA-256 {digest}), which runs only when you name it", use)
+        raise mistake(where, f"its network is {name} (SHA-256 {digest}), and its code runs only if you name it", use)
     function = find(code)
     if (function.sha256, function.name) != (digest, name.rpartition(":")[2]):
         problem = f"{function} has SHA-256 {function.sha256}, but {where} needs {name} with {digest}"

@@ -115,7 +115,7 @@ class Passphrase:
         if not self._value:
             value = self._read(path, new=new)
             if not 0 < len(value) <= MAX_PASSPHRASE or b"\0" in value:
-                raise mistake(self.source, "invalid passphrase", f"1 to {MAX_PASSPHRASE} bytes without zeros")
+                raise mistake(self.source, "invalid passphrase", f"1 to {MAX_PASSPHRASE} bytes without NUL bytes")
             self._value = value
         return self._value
 

@@ -284,7 +284,7 @@ class Uploads(SiloExchange):
         for client, text, of in warnings:
             if (key := (client, sizes[client], client in clients)) not in self._heavy:
                 self._heavy.add(key)
-                log.warn(f"{text}: it reports that it has {sizes[client]} of {of} training samples")
+                log.warn(f"{text}: this silo reports {sizes[client]} of all {of} training samples")
 
     def _warn_of_declared(self, weights: Mapping[int, float]) -> None:
         """Warn if one silo has most of the weight that all silos of a round declare; once per number of samples."""
@@ -294,7 +294,7 @@ class Uploads(SiloExchange):
             if len(weights) > 1 and weight > HEAVY * total and key not in self._heavy:
                 self._heavy.add(key)
                 text = f"silo {client + 1} has {100 * weight / total:.4g} % of the weight of {where}"
-                log.warn(f"{text}: it declares the weight {weight:.4g}; all silos together, {total:.4g}")
+                log.warn(f"{text}: this silo declares the weight {weight:.4g}, and all silos together {total:.4g}")
 
 
 class ClientTests(SiloExchange):

@@ -170,7 +170,8 @@ def _incompatible(plugin: type, contract: type) -> str:
         except ValueError:  # not written in Python
             continue
         if name == "after_aggregation" and "shared" in signature.parameters:
-            return "after_aggregation gets server instead of shared since version 1.0 of the contract; use server.shared"
+            change = "gets server instead of shared since version 1.0 of the contract; use server.shared"
+            return f"{name} {change}"
         try:
             signature.bind(*[None] * (len(parameters) - len(by_name)), **by_name)
         except TypeError:

@@ -66,7 +66,9 @@ def test_a_recipe_replaces_the_statistics_of_the_data_set(data):
 
 
 def test_files_and_samples_that_are_not_measurements_are_not_measured(data):
-    with pytest.raises(LabelSkewError, match=r"^data_args.mean: these samples are not measurements .*; use null$"):
+    with pytest.raises(
+        LabelSkewError, match=r"^data_args.mean: samples of this kind .* cannot be normalised; use null$"
+    ):
         normalised(replace(data, mean=(), std=()), "data", "data")
     data.train.x = Images(["a.png"], (3, 4, 4), lambda file, augmented: None)
     with pytest.raises(LabelSkewError, match="data: not supported for images in files; use numbers, or imagenet"):

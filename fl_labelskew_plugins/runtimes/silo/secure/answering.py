@@ -112,7 +112,7 @@ class SiloSums:
         elif kind == Kind.CHECKED:
             answer = part.check({dealer: (text[:SEALED], text[SEALED:]) for dealer, text in texts.items()})
             if self.rank not in answer:
-                self.warn(f"{attempt.where}: the shares of {listed(answer)} do not match")
+                self.warn(f"{attempt.where}: the shares of {listed(answer)} do not fit their commitments")
         elif kind == Kind.INCLUDED:
             ranks = message.meta["included"]
             if not isinstance(ranks, list) or not all(type(rank) is int for rank in ranks):

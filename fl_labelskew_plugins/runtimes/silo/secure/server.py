@@ -51,7 +51,9 @@ class ServerRound:
         self._in_time(rank, self._dealers)
         wrong = [len(text) for text in sealed.values() if len(text) != shares.SEALED]
         if sealed.keys() != self._roster.keys() or wrong:
-            raise self.attempt.error(f"silo {rank} has not sent one pair of shares for each of {listed(self._roster)}")
+            raise self.attempt.error(
+                f"silo {rank} must send exactly one pair of shares to each of {listed(self._roster)}"
+            )
         if len(commitments) != 2 * (self._threshold - 1) * masks.POINT:
             raise self.attempt.error(f"silo {rank} has not sent {self._threshold} commitments to each of its secrets")
         self._dealt[rank] = dict(sealed), commitments
@@ -70,7 +72,7 @@ class ServerRound:
             raise self.attempt.error(f"silo {rank} complained about {listed(answer)}; {expected}")
         for dealer, secret in answer.items():
             if self._proven(rank, dealer, secret):
-                self.cheats[dealer] = f"sent silo {rank} shares that do not match"
+                self.cheats[dealer] = f"sent silo {rank} shares that do not fit its commitments"
             else:
                 self.cheats[rank] = f"complained about silo {dealer}, but the shares of silo {dealer} match"
                 raise self.attempt.error(f"silo {rank} {self.cheats[rank]}")

@@ -286,8 +286,8 @@ def test_a_dominant_silo_is_reported_and_too_many_samples_are_refused(federation
     FakeSilo(federation.address, [model_alone] * 2, facts=FACTS | {"samples": 10**4})
     finished(server, *silos)
     assert f"silo 3 turned away: {why}" in server.text
-    share, total = "90.82 %", "10000 of 11011 training samples"
-    assert f"warning: silo 3 has {share} of the weight of round 1: it reports that it has {total}\n" in server.text
+    share, total = "90.82 %", "10000 of all 11011 training samples"
+    assert f"warning: silo 3 has {share} of the weight of round 1: this silo reports {total}\n" in server.text
     assert server.text.count("warning: silo 3") == 1
 
 
@@ -303,7 +303,7 @@ def test_a_silo_that_makes_the_weights_of_all_others_0_is_reported(federation):
     answers = [weight_alone(1.0), weight_alone(0.0)]
     FakeSilo(federation.address, answers, opening=opening, facts=FACTS | {"samples": 8000})
     finished(server, *silos)
-    what = "silo 3 has 100 % of the weight of round 1: it declares the weight 1; all silos together, 1"
+    what = "silo 3 has 100 % of the weight of round 1: this silo declares the weight 1, and all silos together 1"
     assert f"warning: {what}\n" in server.text
     assert "warning: round 2: all clients declare the weight 0, so the model stays the same\n" in server.text
 
@@ -337,7 +337,7 @@ def test_a_missing_silo_that_keeps_the_old_model_causes_a_warning(federation):
     LeavesBeforeTraining(federation.address, [], facts=FACTS | {"samples": 10**5}, opening=opening)
     server.says("silo 3 has connected")
     finished(server, *federation.silos(1, 2))
-    warning = "warning: 99 % of round 2's model is the old one without silo 3: it reports that it has 100000 of 101011 "
+    warning = "warning: 99 % of round 2's model is the old one without silo 3: this silo reports 100000 of all 101011 "
     assert warning + "training samples\n" in server.text
 
 

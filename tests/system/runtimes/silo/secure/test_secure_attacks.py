@@ -318,7 +318,7 @@ def test_a_silo_that_deals_wrong_shares(play, monkeypatch, victims):
     for rank in (2, 3, 4):
         play.server.shared(rank, *play.silos[rank].share(roster))
     play.check()
-    assert play.server.cheats == {1: f"sent silo {victims[-1]} shares that do not match"}
+    assert play.server.cheats == {1: f"sent silo {victims[-1]} shares that do not fit its commitments"}
     assert refused(play.server.sharing).endswith(" got wrong shares")
     assert not play.server._added
     assert not any((silo._account.file).exists() for silo in play.silos.values())  # so it can be repeated

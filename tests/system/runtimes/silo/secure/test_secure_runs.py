@@ -413,7 +413,7 @@ SILOS = {
     "complains_of_others": "silo 4 complained about silo 1, but the shares of silo 1 match",
     "reveals_wrong_shares": "silo 1 revealed wrong shares",  # which are needed, as the first ones
     "sends_values_out_of_range": "the vector of silo 4 has values of more than 20 bits",
-    "deals_a_wrong_share": "silo 4 sent silo 2 shares that do not match",
+    "deals_a_wrong_share": "silo 4 sent silo 2 shares that do not fit its commitments",
 }
 
 
