@@ -27,10 +27,8 @@ from fl_labelskew_plugins.machine.typed import RESUME
 
 ABORT_STEP = 2
 """Seconds between mpirun's steps after a rank's death: end the others, kill them."""
-
 TERMINATE_AFTER, KILL_AFTER = 5.0, 8.0
 """Seconds for the server to save its checkpoint, and for mpirun to end by itself."""
-
 MAX_OUTPUT = 2**16
 """Bytes kept of the output of a rank or mpirun."""
 
@@ -53,9 +51,7 @@ def check() -> str:
 
 
 def launch(command: list[str], processes: int, *, run_dir: Path, environment: dict[str, str]) -> None:
-    """Run a command in every rank of a new ``mpirun`` on this machine, until all of them have ended.
-
-    ``processes`` includes the server. ``environment`` contains :data:`.typed.RESUME`.
+    """Run a command in every rank of a new ``mpirun`` on this machine; ``environment`` contains :data:`.typed.RESUME`.
 
     Raises:
         LabelSkewError: ``mpirun`` or mpi4py is missing.
@@ -63,33 +59,24 @@ def launch(command: list[str], processes: int, *, run_dir: Path, environment: di
         SystemExit: a rank failed with an error message; with its exit code.
         KeyboardInterrupt: interrupted before the server could report how to resume.
     """
-    mpirun = check()
-    sys.stdout.flush()
-    short = None if len(tempfile.gettempdir()) < 70 else "/tmp"  # a socket's path has at most about 100 characters
-    with tempfile.TemporaryDirectory(prefix="labelskew-", dir=short) as folder:
-        path = f"{folder}/socket"
-        job = MPIJob(_mpirun(mpirun, processes, command), _environment(path) | environment)
-        with job, handled(*ENDING, handler=lambda signum, frame: job.interrupt()):
-            job.watch()
-    job.report(run_dir, environment[RESUME])
-
-
-def _mpirun(mpirun: str, processes: int, command: list[str]) -> list[str]:
-    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    return [
+    mpirun, root = check(), ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    # inside `mpirun -np 1`, its variables would confuse the second mpirun
+    inner = mpi_rank() is None and any(rank in os.environ for rank, _ in RANKS[:2])
+    kept = {k: v for k, v in os.environ.items() if not (inner and k.startswith(("OMPI_", "PMIX_", "PMI_")))}
+    command = [
         mpirun, "-np", str(processes), "--host", f"localhost:{processes}", "--oversubscribe", "--bind-to", "none",
         "--mca", "btl_tcp_if_include", "127.0.0.1/8",  # else Open MPI 5 warns
         "--mca", "odls_base_sigkill_timeout", str(ABORT_STEP), *root,
         sys.executable, "-m", "fl_labelskew_plugins.runtimes.mpi.rank", *command,
     ]  # fmt: skip
-
-
-def _environment(path: str) -> dict[str, str]:
-    inner = mpi_rank() is None and any(rank in os.environ for rank, _ in RANKS[:2])
-    # inside `mpirun -np 1`, its variables would confuse the second mpirun
-    kept = {k: v for k, v in os.environ.items() if not (inner and k.startswith(("OMPI_", "PMIX_", "PMI_")))}
-    # unlike the console script, `python -m` would import modules from the current folder
-    return kept | {LAUNCHER: path, "PYTHONSAFEPATH": "1"}
+    sys.stdout.flush()
+    short = None if len(tempfile.gettempdir()) < 70 else "/tmp"  # a socket's path has at most about 100 characters
+    with tempfile.TemporaryDirectory(prefix="labelskew-", dir=short) as folder:
+        # unlike the console script, `python -m` would import modules from the current folder
+        job = MPIJob(command, kept | {LAUNCHER: f"{folder}/socket", "PYTHONSAFEPATH": "1"} | environment)
+        with contextlib.closing(job), handled(*ENDING, handler=lambda signum, frame: job.interrupt()):
+            job.watch()
+    job.report(run_dir, environment[RESUME])
 
 
 class MPIJob:
@@ -122,10 +109,8 @@ class MPIJob:
         assert self.process.stdout is not None
         self._selector.register(self.process.stdout, selectors.EVENT_READ, self._read_mpirun)
 
-    def __enter__(self) -> MPIJob:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Kill the remaining processes."""
         self._kill()
         with self.process, self._listener, self._selector:  # waits for the process
             for connection in self.open.values():
@@ -193,7 +178,7 @@ class MPIJob:
         connection.close()
 
     def _read_rank(self, rank: int) -> None:
-        """Read all output of a rank at once, to keep the order of ends."""
+        # all output at once, to keep the order of ends
         try:
             while output := self.open[rank].recv(MAX_OUTPUT):
                 self.outputs[rank] = (self.outputs[rank] + output)[-MAX_OUTPUT:]
@@ -242,7 +227,7 @@ class MPIJob:
         self._signal(signal.SIGKILL, *self.open)
 
     def _signal(self, number: int, *ranks: int) -> None:
-        """Signal ranks; an open connection proves that the process id is still valid."""
+        # an open connection proves that the process id is still valid
         for rank in ranks:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pids[rank], number)

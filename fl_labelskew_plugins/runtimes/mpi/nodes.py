@@ -24,7 +24,7 @@ MAY_DIFFER = "data_args.data_cache_dir"
 
 
 def facts(session: Session) -> dict[str, Any]:
-    """All that determines a rank's results."""
+    """Facts that determine a rank's results, as JSON types."""
     known = environment(session.trainer.device)
     assert session.clients is not None  # a simulation
     content = {
@@ -37,14 +37,14 @@ def facts(session: Session) -> dict[str, Any]:
 
 
 def greet(transport: MPITransport, result: Session | LabelSkewError) -> None:
-    """Send a worker's facts or error to the server."""
+    """Send a worker's facts or error."""
     meta = facts(result) if isinstance(result, Session) else {"reason": str(result), "frames": result.frames}
     meta["node"] = socket.gethostname()
     transport.send_message(Message(Kind.HELLO, transport.rank, 0, meta=meta))
 
 
 class Nodes:
-    """Waits for the facts of every worker. Raises LabelSkewError if one failed or differs."""
+    """The nodes of all workers. Waits for their facts; raises LabelSkewError if a worker failed or differs."""
 
     def __init__(self, transport: MPITransport, session: Session) -> None:
         self._ours, self._warned = facts(session), set[str]()

@@ -1,7 +1,6 @@
 """A process of ``mpirun``: its start, its connection to the launching process, and its end."""
 
 import contextlib
-import importlib.util
 import os
 import signal
 import socket
@@ -17,11 +16,11 @@ from fl_labelskew_plugins.machine.place import LAUNCHER, RANKS, launched, mpi_ra
 from fl_labelskew_plugins.machine.signals import end_with_parent
 
 GRACE = 6.0
-"""Seconds that a failed worker waits for the server to report the same mistake."""
+"""Seconds in which the server may report the mistake of a failed worker."""
 
 
 def enter(command: list[str]) -> NoReturn:
-    """Redirect the output to the launching process, if it is on this machine, and execute the command."""
+    """Connect the output to the launching process, if it is on this machine, and execute the command."""
     if LAUNCHER not in os.environ:
         os.execvp(command[0], command)
     rank = next(os.environ[name] for name, _ in RANKS if name in os.environ)
@@ -45,15 +44,13 @@ def enter(command: list[str]) -> NoReturn:
 def as_rank() -> Iterator[None]:
     """Context for all of a rank's work; does nothing outside ``mpirun``.
 
-    A worker prints nothing unless only the worker fails. A failing rank ends at once, and ``mpirun`` then ends the
-    others; successful ranks wait for each other.
+    A failing rank ends at once, and ``mpirun`` then ends the others; successful ranks wait for each other.
     """
-    place = mpi_rank()
-    if place is None:
+    if (place := mpi_rank()) is None:
         yield
         return
     prepare()
-    rank = place[0]
+    rank, _ = place
     if launched():
         end_with_parent(2)
     try:
@@ -83,11 +80,10 @@ def as_rank() -> Iterator[None]:
 
 def prepare() -> None:
     """Set mpi4py's options, before its ``MPI`` is imported."""
-    if importlib.util.find_spec("mpi4py") is not None:
+    with contextlib.suppress(ImportError):
         import mpi4py
 
-        # MPI_Finalize at exit waits for all ranks, so that a failing rank would hang.
-        mpi4py.rc.finalize = False
+        mpi4py.rc.finalize = False  # at exit it would wait for all ranks, so that a failing rank would hang
         mpi4py.rc.thread_level = "funneled"
 
 

@@ -1,7 +1,7 @@
 """MPI simulation (``backend: MPI``): rank 0 is the server, and the other ranks train the clients that it assigns.
 
-It assigns one client at a time, the largest first, so that no worker idles. It adds uploads in ascending order of
-clients, as in one process; at most :attr:`MPIServer.room` early uploads wait in memory.
+It assigns one client at a time, the largest first, so that no worker idles, and adds uploads in ascending order of
+clients, as in one process.
 """
 
 import math
@@ -36,8 +36,7 @@ class MPI(Runtime):
 
     def delegated(self) -> bool:
         """Start ``mpirun``, or run a worker."""
-        place = mpi_rank()
-        if place is None:
+        if (place := mpi_rank()) is None:
             workers = devices.workers(self.recipe, devices.gpus(self.recipe, warn=True))
             warn_if_too_many(workers, self.recipe.device.threads)
             devices.gpu_slots(self.recipe, workers)  # reports wrong GPU settings before anything starts
@@ -51,7 +50,7 @@ class MPI(Runtime):
         return rank > 0
 
     def session(self) -> Session:
-        """The server's session, once all workers have confirmed theirs."""
+        """The server's session, after the comparison with all workers."""
         session = build(self.recipe)
         self._transport = MPITransport()
         self._nodes = Nodes(self._transport, session)
@@ -60,7 +59,7 @@ class MPI(Runtime):
         return session
 
     def preview(self) -> Session:
-        """Build the session in this process."""
+        """The session, without workers."""
         if mpi_rank() is None:  # else mpirun exists, and build() checks this rank's own GPU
             launch.check()
             devices.gpu_slots(self.recipe, devices.workers(self.recipe, devices.gpus(self.recipe)))
@@ -90,7 +89,7 @@ class MPI(Runtime):
 
 
 MAX_UPLOADS_PER_WORKER = 3
-"""In progress or waiting, if ``upload_memory_mb`` has no space for more. For four workers and 32 clients per round with
+"""In progress or waiting, if ``upload_memory_mb`` has no space for more. For four workers and 32 clients with
 log-normal numbers of samples (sigma 1), a round takes 14 % longer with 2 than without a bound, and 5 % with 3."""
 
 
@@ -103,7 +102,7 @@ class MPIServer(Manager):
         self.rounds = Rounds(record, predict=self.predict, hooks=host.hooks(session.trainer.model))
         self._idle = list(range(1, self.size))
         self._waiting: list[int] = []
-        """The clients to assign, the largest first."""
+        """Clients to assign, the largest first."""
         self._in_progress = self._room = 0
         self._largest = num_bytes(record.weights.values())
         self._arrived: dict[int, LocalResult] = {}
@@ -128,8 +127,9 @@ class MPIServer(Manager):
         """Assign the clients; yield their uploads, ascending."""
         sizes = self.session.sizes
         self._waiting = sorted(clients, key=lambda client: (-sizes[client], client))
-        # fixed for the round: else the next upload to add might not be in progress
-        self._room = self.room
+        # uploads in progress or waiting; fixed for the round: else the next upload to add might not be in progress
+        held = self.session.recipe.comm.upload_memory_mb * 2**20 // max(1, self._largest)
+        self._room = max(MAX_UPLOADS_PER_WORKER * (self.size - 1), held)
         for number, client in enumerate(clients, 1):
             self._assign(round)
             while client not in self._arrived:
@@ -144,12 +144,6 @@ class MPIServer(Manager):
             yield client, result
             del result
             self._in_progress -= 1
-
-    @property
-    def room(self) -> int:
-        """Maximum uploads in progress or waiting."""
-        held = self.session.recipe.comm.upload_memory_mb * 2**20 // max(1, self._largest)
-        return max(MAX_UPLOADS_PER_WORKER * (self.size - 1), held)
 
     def predict(self, weights: Weights) -> tuple[Tensor, Tensor]:
         """Logits and labels of the test set."""
@@ -176,8 +170,8 @@ class MPIServer(Manager):
     def _assign(self, round: int) -> None:
         """Assign a client to each idle worker, while there is room for its upload.
 
-        The largest comes first; once half of the room is taken, the next to be added, so that the server never waits
-        for a client that no worker trains.
+        Once half of the room is taken, the next client to be added precedes the largest one, so that the server never
+        waits for a client that no worker trains.
         """
         states = self.record.states
         while self._idle and self._waiting and self._in_progress < self._room:

@@ -1,12 +1,8 @@
-"""Messages over MPI in the format of :mod:`fl_labelskew_plugins.runtimes.wire`.
-
-MPI's blocking calls keep a core busy. Here a waiting process polls, ever more rarely while nothing arrives.
-"""
+"""Messages over MPI. Its blocking calls keep a core busy, so a waiting process polls, at increasing intervals."""
 
 import os
 import queue
 import time
-from dataclasses import dataclass
 from typing import Any
 
 from fl_labelskew_plugins.runtimes import wire
@@ -15,27 +11,14 @@ from fl_labelskew_plugins.runtimes.spool import Spool
 from fl_labelskew_plugins.runtimes.transport import Kind, Message, Transport
 
 HEADER, PAYLOAD = 1, 2
-"""MPI's tags. The header gives the payload's length, so that the payload goes directly into its buffer."""
-
+"""MPI's tags; a payload goes directly into a buffer of the length in its header."""
 CHUNK = 2**30
-"""Maximum bytes of one MPI message, as MPI counts them in 32 bits."""
-
+"""Maximum bytes of one MPI message; MPI counts them in 32 bits."""
 MIN_PAUSE_S, MAX_PAUSE_S = 0.0002, 0.002
-
 EAGER_S, BYTES_PER_S = 0.002, 2e8
-"""After each message a process polls without sleep for this time, plus the message's duration at this rate: MPI may
-transfer a message in small pieces."""
-
+"""After each message, poll without sleep for this time and the message's duration at this rate: MPI may transfer a
+message in small pieces."""
 STOP_S = 5.0
-
-
-@dataclass
-class Transfer:
-    """A message in transfer, with the memory that MPI uses."""
-
-    header: wire.Header
-    buffer: Any
-    requests: list[Any]
 
 
 class MPITransport(Transport):
@@ -52,8 +35,9 @@ class MPITransport(Transport):
         self._mpi = MPI
         self.rank: int = self._comm.Get_rank()
         self.size: int = self._comm.Get_size()
-        self._outgoing: list[Transfer] = []
-        self._incoming: list[Transfer] = []
+        self._outgoing: list[tuple[memoryview, list[Any]]] = []
+        self._incoming: list[tuple[wire.Header, wire.Buffer, list[Any]]] = []
+        """With the requests and the memory that MPI uses."""
         self._eager_until = 0.0
 
     def send_message(self, msg: Message) -> None:
@@ -64,7 +48,7 @@ class MPITransport(Transport):
         send = self._comm.Isend
         requests = [send([data[: wire.Header.SIZE], self._mpi.BYTE], receiver, HEADER)]
         requests += [send([part, self._mpi.BYTE], receiver, PAYLOAD) for part in _cut(data[wire.Header.SIZE :])]
-        self._outgoing.append(Transfer(wire.Header.unpack(data), data, requests))
+        self._outgoing.append((data, requests))
         self._expect(len(data))
         self._move()
 
@@ -99,19 +83,21 @@ class MPITransport(Transport):
 
     def _move(self) -> bool:
         """Let MPI progress; return whether a message arrives."""
-        self._outgoing = [sent for sent in self._outgoing if not self._done(sent)]
+        done = self._mpi.Request.Testall
+        self._outgoing = [(data, requests) for data, requests in self._outgoing if not done(requests)]
         status = self._mpi.Status()
         while self._comm.Iprobe(tag=HEADER, status=status):
             self._admit(status.Get_source())
         traffic = bool(self._incoming)
         held: set[int] = set()  # senders with an incomplete message, whose later messages must wait
         for coming in list(self._incoming):
-            sender = coming.header.sender
-            if sender in held or not self._done(coming):
-                held.add(sender)
+            header, buffer, requests = coming
+            if header.sender in held or not done(requests):
+                held.add(header.sender)
                 continue
             self._incoming.remove(coming)
-            self.arrived.put(_message(coming))
+            kind, (meta, tensors) = Kind(header.kind), wire.decode(buffer)
+            self.arrived.put(Message(kind, header.sender, self.rank, round=header.round, meta=meta, tensors=tensors))
         return traffic
 
     def _admit(self, source: int) -> None:
@@ -123,18 +109,9 @@ class MPITransport(Transport):
         buffer = self.spool.buffer(header.length)
         receive = self._comm.Irecv
         requests = [receive([part, self._mpi.BYTE], source, PAYLOAD) for part in _cut(memoryview(buffer))]
-        self._incoming.append(Transfer(header, buffer, requests))
+        self._incoming.append((header, buffer, requests))
         self._expect(header.length)
-
-    def _done(self, transfer: Transfer) -> bool:
-        return bool(self._mpi.Request.Testall(transfer.requests))
 
 
 def _cut(data: memoryview) -> list[memoryview]:
     return [data[start : start + CHUNK] for start in range(0, len(data), CHUNK)]
-
-
-def _message(transfer: Transfer) -> Message:
-    header = transfer.header
-    meta, tensors = wire.decode(transfer.buffer)
-    return Message(Kind(header.kind), header.sender, header.receiver, round=header.round, meta=meta, tensors=tensors)

@@ -54,13 +54,13 @@ class Answers:
     """A silo's answers, each of which the server sees."""
 
     tests_at_once = True
-    """Whether the silo tests at once, which shows the server the duration of a test."""
+    """Whether the server may see the duration of a test."""
 
     def __init__(self, silo: SiloClient) -> None:
         self.silo = silo
         self._noisy_weights = any(noise.claim for noise in leaving(silo.recipe, 1, 1).upload if noise.on == "weights")
         self.handlers: Mapping[Kind, Callable[[Message], None]] = {Kind.SURVEY: self._survey}
-        """They replace the silo's own."""
+        """They have priority over the silo's own."""
 
     def hello(self) -> tuple[Facts, Mapping[str, Tensor]]:
         """Facts and tensors for HELLO."""
@@ -76,7 +76,7 @@ class Answers:
         """Raise LabelSkewError to refuse a run."""
 
     def check_total(self, federation: Any) -> None:
-        """Raise LabelSkewError to refuse the number of all training samples, before it is compared with this silo's."""
+        """Raise LabelSkewError to refuse the number of all training samples."""
 
     def open(self, session: Session, federation: Federation) -> None:
         """Take part in the opening exchange."""
@@ -97,9 +97,9 @@ class Answers:
     ) -> LocalResult:
         """Train; if uploads have noise, a failed turn uploads the start weights with noise.
 
-        A server can send a model with which training fails only if a known sample is among the data. A repeated
-        question gets the stored upload, or another training with other noise, which is charged: uploads of two
-        trainings with the same noise would show whether the first failed, or their exact difference.
+        Else a server could send a model with which training fails only if a known sample is among the data. A repeated
+        request gets the stored upload, or another training with other noise, which is charged: uploads of two trainings
+        with the same noise would show whether the first failed, or their exact difference.
         """
         if not self._noisy_weights:
             return take(client, round, start, **turn)
@@ -107,7 +107,7 @@ class Answers:
         answer = self.silo.answer(self.silo.request)
         if (stored := last.read(answer, start)) is not None:
             return stored
-        if answer in last.given():
+        if answer in last.given:
             turn["noise_seed"] = self._count_again(round)
         try:
             result = take(client, round, start, **turn)
@@ -117,7 +117,8 @@ class Answers:
             try:
                 result = take(client, round, start, **turn, trains=False)
             except Exception as second:
-                raise self._private(second) from second
+                text = f"{described(second)}; the reason was not sent to the server"
+                raise shareable(LabelSkewError(text), "it cannot answer") from second
         last.store(answer, result)
         return result
 
@@ -130,16 +131,12 @@ class Answers:
         self.charge(again, round)
         return silo.seed(again)
 
-    def _private(self, error: Exception) -> LabelSkewError:
-        text = f"{described(error)}; the reason was not sent to the server"
-        return shareable(LabelSkewError(text), "it cannot answer")
-
     def unchanged(self, error: Exception, answer: str) -> None:
-        """Log a failure that the server must not see, and this silo's ``answer``."""
+        """Log a failure that the server must not see."""
         self.silo.show.note(f"{described(error)}; this silo {answer}", log.WARNING)
 
     def leaving(self, round: int, start: Weights, result: LocalResult) -> LocalResult:
-        """The part of a result that leaves the silo; ``start``: the round's initial weights."""
+        """The part of a result that leaves the silo."""
         return result
 
     def send(self, round: int, result: LocalResult) -> None:
@@ -149,7 +146,7 @@ class Answers:
         self.silo.send(Kind.UPLOAD, SERVER, round=round, meta=meta, tensors=tensors)
 
     def may_test(self, session: Session, message: Message) -> bool:
-        """Whether the silo tests the model of a request."""
+        """Whether to test a model."""
         return True
 
     def tested(self, session: Session, message: Message, answer: dict[str, Any]) -> dict[str, Any]:
@@ -173,42 +170,36 @@ def described(error: Exception) -> str:
 
 
 class LastUpload:
-    """The file with a silo's last upload with noise, and the digests of all answers so far.
+    """The file with a silo's last upload with noise. Raises LabelSkewError if it is damaged.
 
     If the silo is killed, or the server repeats its request, this upload is sent again.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.file = folder / "noisy_upload.safetensors"
+        self.file, self._metadata = folder / "noisy_upload.safetensors", dict[str, str]()
+        if self.file.exists():
+            try:
+                with safe_open(self.file, "pt") as opened:
+                    self._metadata = dict(opened.metadata())
+            except (OSError, SafetensorError, TypeError):
+                use = "restore the original file, or remove it together with the folder's secret"
+                raise LabelSkewError(f"{self.file}: is not a valid record of answers; {use}") from None
+        self.given: list[str] = json.loads(self._metadata.get("given", "[]"))
+        """Digests of all answers so far."""
 
     def read(self, answer: str, start: Weights) -> LocalResult | None:
         """The upload, if it is this answer; ``start``: state dict with the order of its tensors."""
-        metadata = self._metadata()
-        if metadata.get("answer") != answer:
+        if self._metadata.get("answer") != answer:
             return None
-        result = parse_upload(load_file(self.file), json.loads(metadata["measures"]))
+        result = parse_upload(load_file(self.file), json.loads(self._metadata["measures"]))
         return replace(result, upload={name: result.upload[name].to(value.device) for name, value in start.items()})
-
-    def given(self) -> list[str]:
-        """Digests of all answers."""
-        return [str(answer) for answer in json.loads(self._metadata().get("given", "[]"))]
 
     def store(self, answer: str, result: LocalResult) -> None:
         """Replace the upload, before it is sent."""
-        given = [*self.given(), answer]
-        metadata = {"answer": answer, "given": json.dumps(given), "measures": json.dumps(upload_meta(result))}
+        given, measures = json.dumps([*self.given, answer]), json.dumps(upload_meta(result))
         with keys.writing(self.file, "; answers with noise need it"):
+            metadata = {"answer": answer, "given": given, "measures": measures}
             save_atomic(upload_tensors(result, with_state=True), self.file, metadata)
-
-    def _metadata(self) -> dict[str, str]:
-        if not self.file.exists():
-            return {}
-        try:
-            with safe_open(self.file, "pt") as opened:
-                return dict(opened.metadata())
-        except (OSError, SafetensorError, TypeError):
-            use = "restore the original file, or remove it together with the folder's secret"
-            raise LabelSkewError(f"{self.file}: is not a valid record of answers; {use}") from None
 
 
 class SiloClient(Manager):
@@ -264,7 +255,7 @@ class SiloClient(Manager):
         return Message(Kind.HELLO, self.rank, SERVER, meta=meta, tensors=tensors)
 
     def receive_message(self, msg_type: int, msg_params: Message) -> None:
-        """Handle a message; after an error, report it and stop."""
+        """Handle a message; report an error and stop."""
         try:
             super().receive_message(msg_type, msg_params)
         except LabelSkewError as error:
@@ -302,8 +293,8 @@ class SiloClient(Manager):
             self.use(replace(session, start=forms(session.start)))  # every round starts from the server's weights
             self.run_name, self._round, self.upload = str(meta["run"]), -1, None
             self.transport.audit.note("run", run=self.run_name)
-            for kind in (Kind.TRAIN, Kind.TEST, Kind.FINISH):
-                self.transport.limits[kind] = _limit(session)
+            model = num_bytes(session.start.values())  # shared tensors may have three times its size
+            self.transport.limits |= dict.fromkeys((Kind.TRAIN, Kind.TEST, Kind.FINISH), 4 * model + 64 * 2**20)
             self.run_folder = OwnFolder(self.folder, self.recipe.name, self.run_name)
             self.run_folder.create()
             self.states = Versions(self.run_folder.path / "states")
@@ -389,7 +380,7 @@ class SiloClient(Manager):
         return self.recipe.method.uses("protect", "contribute") or self.recipe.dp.enable_dp
 
     def revealed(self) -> Leaving:
-        """The data that leave this silo, with their noise."""
+        """Noise of the data that leave this silo."""
         samples = self.data.facts.samples
         return leaving(self.recipe, samples, samples)  # another silo may lie about its number of samples
 
@@ -398,10 +389,8 @@ class SiloClient(Manager):
         return noise_seed(self._secret, self.about, request)
 
     def answer(self, request: str = "opening") -> str:
-        """Digest of an answer: of the request, the samples, the settings, and the silo's secret and rank.
-
-        Silos with one ledger have other noise if their secret or rank differs.
-        """
+        """Digest of a request, the samples and settings, and this silo's secret and rank."""
+        # silos with one ledger have other noise if their secret or rank differs
         key = self._secret.to_bytes(16, "big") + self.rank.to_bytes(4, "big")
         return hashlib.blake2b(self.about + request.encode(), digest_size=16, key=key).hexdigest()
 
@@ -440,7 +429,7 @@ class SiloClient(Manager):
         self._postponed = None
 
     def _tested(self, session: Session, round: int, weights: Weights) -> dict[str, Any]:
-        """Test weights on the silo's own test split, and record the measures; return those for the server."""
+        """Test weights on the silo's test split, and record the measures; return those for the server."""
         if not (self.recipe.validation.per_client and len(self.data.test)):
             return {}
         trainer = session.trainer
@@ -452,7 +441,7 @@ class SiloClient(Manager):
         return {"accuracy": right, "balanced_accuracy": measures["balanced_accuracy"]}
 
     def _may_report(self, round: int, message: Message) -> bool:
-        """Whether policy and budget allow to report a test, which is then counted."""
+        """Count a test; return whether policy and budget allow to report it."""
         if self.guard is None and self.ledger is None:
             return True
         tensors = {**message.tensors, **self._normalisation}
@@ -521,14 +510,14 @@ class SiloClient(Manager):
 
 
 class OwnFolder(RunFolder):
-    """The folder of a run in a silo's folder, found by ``run``, 16 hexadecimal digits."""
+    """A run's folder in a silo's folder, found by ``run``, 16 hexadecimal digits."""
 
     def __init__(self, folder: Path, name: str, run: str) -> None:
         earlier = sorted(folder.glob(f"*{run}"))
         super().__init__(earlier[0] if earlier else folder / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{run}")
 
     def trained(self, round: int, result: LocalResult, **sizes: int) -> None:
-        """Record training and message ``sizes``; drop the records of later rounds."""
+        """Record training and message sizes; drop the records of later rounds."""
         line: dict[str, Any] = {"round": round, "loss_terms": result.loss_terms}
         if result.personalised is not None:
             line["personalised_accuracy"] = result.personalised[0] / result.personalised[1]
@@ -553,11 +542,6 @@ class OwnFolder(RunFolder):
         return result
 
 
-def _limit(session: Session) -> int:
-    """Maximum size of a server's message: the model, and three times its size for shared tensors."""
-    return 4 * num_bytes(session.start.values()) + 64 * 2**20
-
-
 def secret(folder: Path) -> int:
     """The silo's secret seed, created once: different noise on one update could be averaged out."""
     file = folder / "secret"
@@ -573,7 +557,7 @@ def secret(folder: Path) -> int:
 
 
 def about(recipe: Recipe, data: SiloData) -> bytes:
-    """Digest of the samples and settings on which this silo's answers depend."""
+    """Digest of the samples and settings that affect this silo's answers."""
     resolved = portable(recipe)
     del resolved["train_args"]["comm_round"]  # a run can be resumed with more rounds
     sections = ("common_args", "model_args", "train_args", "method_args", "dp_args")
@@ -601,8 +585,7 @@ def _content(array: NDArray[Any] | Images) -> NDArray[Any]:
 def noise_seed(secret: int, about: bytes, question: str = "") -> int:
     """Seed of noise: equal for a repeated request, different after any change that affects the answer.
 
-    Equal noise in two answers would cancel in their difference, such as in counts with noise of scale 4 and 8, or in
-    uploads before and after a sample was added.
+    Equal noise in two answers would cancel in their difference, such as in uploads before and after a sample was added.
     """
     digest = hashlib.blake2b(secret.to_bytes(16, "big") + about + question.encode(), digest_size=16)
     return int.from_bytes(digest.digest(), "big")

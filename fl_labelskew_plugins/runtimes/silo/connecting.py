@@ -37,7 +37,7 @@ FROM_SERVER = (
 
 @dataclass
 class Trust:
-    """A silo's check of the server's certificate, over a separate connection: gRPC does not show it."""
+    """A silo's check of the server's certificate over a separate connection, because gRPC does not show it."""
 
     address: str
     tls: Files | None
@@ -51,9 +51,9 @@ class Trust:
         self.known: dict[str, Any] = {"rank": 0, "peer": self.address}
 
     def look(self) -> str:
-        """Check the server's certificate, if it is pinned or certificates are revoked.
+        """Check the server, if it is pinned or some certificates are revoked; return a reason to connect later, if any.
 
-        Returns the reason to connect later, if any. Raises LabelSkewError for the wrong server.
+        Raises LabelSkewError for the wrong server.
         """
         if self.tls is None or (self.pin is None and not self._any_revoked):
             return ""
@@ -77,7 +77,7 @@ class Trust:
         return reason
 
     def doubt(self) -> str:
-        """Reason to exchange no more messages with the server, if any."""
+        """Reason to distrust the server from now on, if any."""
         if self.revoked is None or not self._any_revoked:
             return ""
         if not self.certificate:
@@ -96,11 +96,10 @@ class Trust:
 class SiloTransport(Transport):
     """A silo's end: connects, and reconnects after each lost connection, until it is stopped.
 
-    Each connection begins with a HELLO. When the server accepts it, JOINED is queued; when the connection is lost,
-    LEFT. :meth:`receive` raises LabelSkewError if another attempt would be useless.
+    It queues JOINED after an accepted HELLO, and LEFT after a lost connection. :meth:`receive` raises LabelSkewError if
+    another attempt would be useless.
 
     Args:
-        tls: the silo's certificate; without it, the server must be on this machine.
         print_line: called in another thread with log lines.
         pin: called with the server's fingerprint; raises if it is wrong.
         revoked: the silo waits while the server's certificate is one of these.
@@ -127,11 +126,11 @@ class SiloTransport(Transport):
         self._grpc = compatibility.grpc()
         self.address, self.rank = address, rank
         self.limits = dict.fromkeys(FROM_SERVER, streams.LIMIT)
-        """Maximum bytes by kind; may change at any time."""
+        """Maximum bytes of a message."""
         self.hello: Callable[[], Message] = lambda: Message(Kind.HELLO, rank, 0)
-        """Creates the first message of every connection, in another thread."""
+        """Called in another thread for every connection."""
         self.quiet = False
-        """Whether to read and connect only when all messages are handled, so that times show the server nothing."""
+        """Whether to read and connect only when all messages are handled, so that times reveal nothing."""
         self.tls, self.revoked, self._trust = tls, revoked, Trust(address, tls, self.audit, pin, revoked)
         self._spool, self._print_line = spool or Spool(), print_line
         self._outbox: streams.Outbox | None = None
@@ -146,7 +145,7 @@ class SiloTransport(Transport):
         self._thread.start()
 
     def send_message(self, msg: Message) -> None:
-        """Queue a message, or drop it without a connection. Its tensors must not change while they are sent."""
+        """Queue a message, or drop it without a connection. Its tensors must not change meanwhile."""
         outbox = self._outbox
         if outbox is None:
             return
@@ -205,7 +204,7 @@ class SiloTransport(Transport):
             self._ended.set()
 
     def _connect(self) -> tuple[bool, bool, str]:
-        """Run one connection; return whether it was accepted, whether a message arrived, and the reason of its end."""
+        """Run one connection; return whether it was accepted, whether a message arrived, and why it ended."""
         joined = heard = False
         known = self._trust.known
         outbox = streams.Outbox(self.audit, lambda: known)
@@ -253,7 +252,7 @@ class SiloTransport(Transport):
         return joined, heard, reason
 
     def _ending(self, call: Any, *, joined: bool) -> str:
-        """Reason of gRPC to end a connection. Raises LabelSkewError if another one would fail, too."""
+        """Reason of gRPC to end a connection. Raises LabelSkewError if a new one would fail, too."""
         code = call.code().name
         reason = (self._trust.doubt() if code == "CANCELLED" else "") or in_words(call.details())
         if not self._stopping.is_set() and (final := _hopeless(reason, code)):
@@ -337,7 +336,7 @@ def _hopeless(detail: str, code: str = "") -> str:
 
 
 def in_words(detail: str | None) -> str:
-    """The cause of a failure in gRPC's text."""
+    """The cause in gRPC's text."""
     text = " ".join((detail or "no reason given").split()).rpartition("last error: ")[2]
     text = re.sub(r"^[A-Z_]+: (ipv4|ipv6|dns):\S+: ", "", text).removeprefix("Failed to connect to remote host: ")
     if unresolved := re.search(r"errors resolving \S+ .*: ([^:]+?)\]?$", text):

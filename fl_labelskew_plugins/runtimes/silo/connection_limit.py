@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from fl_labelskew_plugins.recipe.addresses import of_peer, plain
 
 PLACES = 4096
-"""Maximum connections, silos included. Without a stream: half of them, and a quarter from one address."""
+"""Maximum connections; without a stream, half of them, and a quarter from one address."""
 OTHER_FILES = 512
 WAIT_S = 10.0
 """Seconds without a stream, TLS handshake included."""
@@ -59,8 +59,8 @@ class ConnectionLimit:
     Args:
         places: maximum connections of gRPC.
         report: called at most once per minute with the number of failed connections.
-        tls: whether :meth:`connected` reports each connection. If so, those without a stream in time have failed; else
-            those that were shut down here.
+        tls: whether :meth:`connected` reports each connection; failed ones are then those without a stream in time, and
+            otherwise those that were shut down here.
     """
 
     def __init__(self, places: int, report: Callable[[int], None], *, tls: bool) -> None:
@@ -88,8 +88,7 @@ class ConnectionLimit:
     def begin_stream(self, peer: str, *, member: bool, looked: bool) -> None:
         """Note the start of a stream of ``peer``, as gRPC names it.
 
-        ``member``: the stream protects its connection; ``looked``: the peer connected before to check this server's
-        certificate.
+        ``member``: the stream protects its connection; ``looked``: there was a connection to check the certificate.
         """
         address = of_peer(peer)
         with self._lock:

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 WINDOW_S = 60.0
 KINDS = 10
-"""Kinds of lines about one peer per window; further kinds are counted together and logged only at its end."""
+"""Kinds of lines about one peer per window; further kinds are only counted."""
 
 
 @dataclass
 class _Kind:
-    """Lines of one kind in a window; ``held``: suppressed ones, ``last``: the last of these."""
+    """Lines of one kind in a window; ``held``: suppressed ones."""
 
     since: float
     print_line: Callable[[str], None]
@@ -31,7 +31,7 @@ class Flood:
     def print_event(
         self, peer: str, event: str, *, times: int = 1, most: int = 1, print_line: Callable[[str], None] | None = None
     ) -> None:
-        """Log ``peer`` and a predicate about ``times`` events, or count it after ``most`` lines per window."""
+        """Log a predicate about ``times`` events of a peer, or count it after ``most`` lines per window."""
         self.tick()
         key = (peer, re.sub(r"\d+", "#", event))
         if key not in self._kinds and sum(known == peer for known, _ in self._kinds) >= KINDS:

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from fl_labelskew_plugins.runtimes.silo.certs import Revocations
 
 UNREAD = 4
-"""Maximum queued messages of a silo, over all its connections; with more, the server does not read from it."""
+"""Maximum queued messages of a silo, over all its connections."""
 LOOK_S = 0.2
-"""Seconds between checks of a connection from which the server does not read."""
+"""Seconds between checks of a connection that waits."""
 HELLO_S = 10.0
 SILENT = 2
 """Maximum number of streams of one certificate before HELLO; one more stream replaces the oldest."""
@@ -41,7 +41,7 @@ class DaemonThreads(Executor):
     """One daemon thread per call, so that none keeps a failed process alive."""
 
     def submit(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Start ``call`` in a thread."""
+        """Start a call."""
         future: Future[Any] = Future()
 
         def run() -> None:
@@ -83,17 +83,15 @@ class _Connection:
 class ServerTransport(Transport):
     """The server's end of the network: it listens at once, and queues the silos' messages.
 
-    The first message of a silo is HELLO, and the end of its connection is queued as LEFT. If a message is refused,
-    REFUSED is queued, with the silo's rank or -1, and the connection is closed. Messages to a silo use the connection
-    of the last HELLO that :meth:`receive` has returned.
+    It queues LEFT at the end of a connection. A refused message closes its connection, and REFUSED is queued with the
+    silo's rank or -1. Messages to a silo use the connection of the last HELLO that :meth:`receive` has returned.
 
     Args:
         address: ``host:port`` to listen at; port 0 selects a free one.
-        tls: the server's certificate; required unless the address is loopback.
         revoked: revoked certificates; their connections are refused or ended.
 
     Raises:
-        LabelSkewError: the address cannot be used.
+        LabelSkewError: the address cannot be used, or needs certificates.
     """
 
     def __init__(
@@ -113,7 +111,7 @@ class ServerTransport(Transport):
         self._grpc = compatibility.grpc()
         self.silos = silos
         self.limits = dict.fromkeys(FROM_SILOS, streams.LIMIT)
-        """Maximum bytes of a message, by kind; may be changed at any time."""
+        """Maximum bytes of a message."""
         self.tls = tls
         self._spool = spool or Spool()
         self._lock = threading.Lock()
@@ -133,7 +131,7 @@ class ServerTransport(Transport):
         self._limit.open(addresses.split(self.address)[1])
 
     def send_message(self, msg: Message) -> None:
-        """Queue a message for a connected silo. Its tensors must not change while they are sent."""
+        """Queue a message for a connected silo. Its tensors must not change meanwhile."""
         connection = self._open.get(msg.receiver)
         if connection is None or connection.closed:
             return
@@ -216,7 +214,7 @@ class ServerTransport(Transport):
         yield from connection.outbox.chunks()
 
     def _read_all(self, connection: _Connection, requests: Iterator[bytes]) -> None:
-        timer = _later(HELLO_S, lambda: self._refuse_silent(connection))
+        timer = _later(HELLO_S, partial(self._refuse_silent, connection))
         try:
             hashing = streams.Hashing(requests, wanted=self.audit.digests)
             while self._read(connection, hashing, timer):
@@ -329,7 +327,7 @@ class ServerTransport(Transport):
             self._refuse(connection, f"sent no HELLO within {HELLO_S:g} s", "DEADLINE_EXCEEDED")
 
     def _refuse(self, connection: _Connection, reason: str, code: str) -> None:
-        """Close a connection; ``code``: a status of gRPC, ``reason``: a predicate such as "sends too much"."""
+        """Close a connection; ``code``: of gRPC, ``reason``: a predicate such as "sends too much"."""
         with self._lock:
             if connection.closed or connection.ended:
                 return
@@ -370,7 +368,7 @@ def _server(stream: Callable[[Iterator[bytes], Any], Iterator[bytes]], silos: in
 
 
 def _listen(server: Any, host: str, port: int, tls: keys.Files | None, connected: Callable[[], None]) -> str:
-    """Let a gRPC server listen; return its address. ``connected``: called before each handshake."""
+    """Let a gRPC server listen; return its address."""
     address = addresses.join(host, port)
     try:
         if tls is None:

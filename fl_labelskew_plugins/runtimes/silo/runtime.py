@@ -8,7 +8,7 @@ from contextlib import closing
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 from fl_labelskew_registry import LabelSkewError, RunError
@@ -93,7 +93,9 @@ class CrossSilo(Runtime):
         checkpoint = self.folder.load_checkpoint(tensors=False) if self.options.resume else None
         if self._over(checkpoint) and (self.options.role is None or self.folder.summary.exists()):
             return self._offline_session(list(checkpoint.sizes))
-        exchanges = _summed_module().exchanges if self.recipe.sums_alone else TrainingExchanges.single
+        exchanges: Callable[[SiloServer], TrainingExchanges] = TrainingExchanges.single
+        if self.recipe.sums_alone:
+            from fl_labelskew_plugins.runtimes.silo.summed import exchanges
         self._server = self._listen(exchanges, checkpoint)
         return self._server.gather()
 
@@ -187,7 +189,9 @@ class CrossSilo(Runtime):
         host = self.host(recipe, self.folder.path, rank=rank)
         answers: Callable[[SiloClient], Answers] = SurveyAnswers if self.options.survey else Answers
         if recipe.sums_alone and not self.options.survey:
-            answers = _summed_module().SummedAnswers
+            from fl_labelskew_plugins.runtimes.silo.summed import SummedAnswers
+
+            answers = SummedAnswers
         client = SiloClient(host, transport, rank, recipe, data, self.folder.path, self.show, guard, ledger, answers)
         transport.start()
         client.run()
@@ -253,13 +257,6 @@ class CrossSilo(Runtime):
             if self.folder.recipe.exists():
                 error.args = (f"{error}; {options.resume_command(folder)}",)
             raise
-
-
-def _summed_module() -> Any:
-    """The module for secure aggregation, imported when needed."""
-    from fl_labelskew_plugins.runtimes.silo import summed
-
-    return summed
 
 
 def free_port() -> int:
