@@ -26,7 +26,7 @@ class Runtime:
     """One way to run a recipe; by default, in this process."""
 
     roles: tuple[str, ...] = ()
-    """Values of ``--role``; empty if a run cannot be started in parts."""
+    """Values of ``--role``, if a run can be started in parts."""
 
     def __init__(self, recipe: Recipe, options: RunOptions, folder: RunFolder, show: Progress) -> None:
         self.recipe, self.options, self.folder, self.show = recipe, options, folder, show
@@ -67,8 +67,8 @@ class Runtime:
         raise NotImplementedError
 
     def run(self, session: Session, record: Record) -> None:
-        """Run the remaining rounds. RunError and KeyboardInterrupt end them early, with a checkpoint."""
+        """Run the remaining rounds. RunError and KeyboardInterrupt end them with a checkpoint."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """Close connections and processes, after success and failure."""
+        """Close connections and processes, also after a failure."""

@@ -1,4 +1,4 @@
-"""The options of one run, and the commands that pass them to its other processes."""
+"""The options of a run, and the commands that pass them to its other processes."""
 
 import sys
 from collections.abc import Sequence
@@ -17,17 +17,17 @@ class RunOptions:
     """The options of ``labelskew run``.
 
     Args:
-        recipe: the recipe's file or name; optional with ``resume``.
-        overrides: ``section.key=value`` each; with ``resume``, only ``train_args.comm_round``.
-        run_dir: new or empty folder; default: a new one under ``tracking_args.run_dir``.
+        recipe: file or name; optional with ``resume``.
+        overrides: ``section.key=value`` each.
+        run_dir: new or empty folder; default: in ``tracking_args.run_dir``.
         resume: folder of an earlier run.
         from_round: with ``resume``: first go back to the end of this round, from 1.
         dry_run: do everything except training, and write nothing.
         survey: ask silos for their class counts, without training.
         quiet: print only errors.
         role: ``server`` or ``client``; default: all parts on this machine.
-        rank: of the silo, ``1 .. K``, for the role ``client``.
-        server: address of the server, instead of the recipe's.
+        rank: of the silo, ``1 .. K``.
+        server: its address, instead of the recipe's.
         host: ``fedml`` or ``none``; default: that of the resumed run, else FedML if it is installed.
         pause: when to stop early; default: that of the command that started this process.
     """

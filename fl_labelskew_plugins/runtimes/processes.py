@@ -18,7 +18,7 @@ from fl_labelskew_plugins.machine.signals import interrupting
 from fl_labelskew_plugins.machine.text import room
 
 GRACE = 6.0
-"""Seconds between asking a process to end and killing it."""
+"""Seconds between SIGTERM and SIGKILL."""
 
 Process = subprocess.Popen[str] | BaseProcess
 
@@ -26,9 +26,7 @@ Process = subprocess.Popen[str] | BaseProcess
 def together(commands: Mapping[str, Sequence[str]], *, environment: Mapping[str, str]) -> None:
     """Run commands until the first one and then the others have succeeded, or until one fails.
 
-    ``commands``: by the prefix of their output.
-
-    Raises RunError with the exit code of a failed part, or KeyboardInterrupt.
+    ``commands``: by the prefix of their output. Raises RunError with the exit code of a failed one.
     """
     env = {**os.environ, "PYTHONUNBUFFERED": "1", **environment}
     running: dict[str, subprocess.Popen[str]] = {}

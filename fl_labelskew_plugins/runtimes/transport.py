@@ -22,34 +22,34 @@ from fl_labelskew_plugins.tensors import group, joined
 SERVER = 0
 NOT_FINITE = ("nan", "inf", "-inf")
 LARGEST = 1e30
-"""Largest loss term. Larger terms become NaN, because pictures cannot scale them."""
+"""Larger loss terms become NaN, because pictures cannot scale them."""
 
 
 class Kind(IntEnum):
-    """Types of messages. With those from 100 on, a transport reports events to its own side."""
+    """Types of messages; from 100 on, of events in a transport, which are never sent."""
 
     HELLO = 1
-    """Silo to server, first on every connection: the facts that the server needs to build the run."""
+    """Silo to server, first on every connection: facts about its data."""
     WELCOME = 2
-    """Server to silo: the run as a whole."""
+    """Server to silo: the run."""
     OPENING = 3
-    """Silo to server: its part of the opening exchange."""
+    """Silo to server: for the opening exchange."""
     TRAIN = 4
-    """Server to worker or silo: train this client in this round, from these weights."""
+    """Server to worker or silo: train from these weights."""
     UPLOAD = 5
     """Answer to TRAIN: weights and contributions."""
     VERDICT = 6
     """Server to silo: whether its upload was accepted."""
     FINISH = 7
-    """Server to worker or silo: the run has ended. Silo to server: acknowledged."""
+    """Server to worker or silo: the end of the run. Silo to server: acknowledged."""
     FAILED = 8
-    """Worker or silo to server: it cannot continue, and the reason."""
+    """Worker or silo to server: why it cannot continue."""
     TEST = 9
-    """Server to worker: test the global model on a part of the test set. Server to silo: on its own test part."""
+    """Server to worker: test on a part of the test set. Server to silo: on its own test part."""
     LOGITS = 10
     TESTED = 11
     SURVEY = 12
-    """Server to silo: send your class counts. Silo to server: the counts, or a reason to send none."""
+    """Server to silo: a request for class counts. Silo to server: the counts, or the reason to send none."""
     # the steps of a secure sum, see .silo.secure.wire; a silo answers with the kind of the request
     KEYS = 13
     SHARES = 14
@@ -61,17 +61,14 @@ class Kind(IntEnum):
     JOINED = 100
     LEFT = 101
     REFUSED = 102
-    """Local: a peer's message was discarded unread; ``meta["reason"]`` is a sentence."""
+    """A peer's message was discarded unread; ``meta["reason"]`` is a predicate."""
 
 
 @dataclass
 class Message:
-    """One message; ``connection`` and ``failure`` are never sent.
+    """One message; ``connection`` and ``failure``, the error that ended the transport, are never sent.
 
-    Attributes:
-        round: from 0; -1 outside rounds.
-        meta: JSON values.
-        failure: the error that ended the transport.
+    ``round``: from 0; -1 outside rounds. ``meta``: JSON values.
     """
 
     kind: Kind
@@ -97,10 +94,7 @@ def reason(msg: Message) -> str | None:
 
 
 class Transport(ABC):
-    """A queue of messages, with the interface of the host's communication managers.
-
-    Subclasses put received messages into :attr:`arrived`, from any thread.
-    """
+    """A queue of received messages, with the interface of FedML's communication managers."""
 
     def __init__(self) -> None:
         self.arrived: queue.Queue[Message] = queue.Queue()
@@ -108,7 +102,7 @@ class Transport(ABC):
         self._observers: list[Any] = []
 
     def add_observer(self, observer: Any) -> None:
-        """Call ``observer.receive_message(kind, message)`` with every message, in the thread of :meth:`receive`."""
+        """Call ``observer.receive_message(kind, message)`` in :meth:`receive`."""
         self._observers.append(observer)
 
     def receive(self, timeout: float | None = None) -> bool:
@@ -176,7 +170,7 @@ def upload_meta(result: LocalResult) -> dict[str, Any]:
 
 
 def measures(meta: Mapping[str, Any]) -> dict[str, float]:
-    """Parse a silo's result of TEST, which may be empty. Raises RunError if a value is out of range."""
+    """Parse the result of a test, which may be empty. Raises RunError for wrong values."""
     if not meta:
         return {}
     pair, balanced = _personalised(meta.get("accuracy")), meta.get("balanced_accuracy")

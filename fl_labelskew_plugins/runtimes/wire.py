@@ -1,9 +1,8 @@
 """Wire format of all transports: a fixed header, then tensors and a JSON mapping as one safetensors blob.
 
-The blob follows https://huggingface.co/docs/safetensors; the mapping is in ``__metadata__`` under ``meta``. Tensors
-``(N, C, H, W)`` with memory in the order ``(N, H, W, C)`` keep it, and are listed under ``channels_last``. The reader
-of safetensors 0.8.0 copies 120 MB in 300 ms, and :func:`decode` takes 0.6 ms. It also accepts headers of 90 MB,
-duplicate or unprintable names and booleans of 2.
+The mapping is in ``__metadata__`` under ``meta``. Tensors ``(N, C, H, W)`` with memory in the order ``(N, H, W, C)``
+keep it, and are listed under ``channels_last``. For 120 MB, safetensors 0.8.0 takes 300 ms and :func:`decode` 0.6 ms.
+It also accepts headers of 90 MB, duplicate or unprintable names and booleans of 2.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ Buffer = bytes | bytearray | memoryview | mmap.mmap
 MAGIC = b"FLLS"
 VERSION = 1
 MAX_JSON = 2**20
-"""Bytes of the JSON header, mapping included."""
+"""Bytes of the JSON header."""
 MAX_TENSORS = 8192
 MAX_NAME = 255
 MAX_DIMS = 16
 MAX_VALUES = 2**16
-"""Values in ``meta``: parsing holds Python's lock, and a list takes 50 times the memory of its text."""
+"""Values in ``meta``; parsing holds Python's lock, and a list takes 50 times the memory of its text."""
 MAX_TEXT = 500
 
 DTYPES = {
@@ -99,12 +98,12 @@ def plain(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def encode(
     kind: int, sender: int, receiver: int, round: int, meta: Mapping[str, Any], tensors: Mapping[str, Tensor]
 ) -> list[bytes | memoryview]:
-    """Encode a message in parts: header and JSON, then a view of each tensor's memory.
+    """Encode a message in parts: header and JSON, then views of the tensors.
 
     Raises:
         TypeError: JSON does not support ``meta``, or a tensor's dtype is not in :data:`DTYPES`.
         ValueError: ``meta`` contains a number that is not finite.
-        WireError: names or ``meta`` exceed a receiver's limits.
+        WireError: names or ``meta`` exceed the limits.
     """
     # larger dtypes first, so that every tensor is aligned; the JSON keeps the caller's order
     ready = plain(tensors)
@@ -139,11 +138,7 @@ def encode(
 
 
 def decode(payload: Buffer) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Decode the payload that follows a header; a read-only buffer is copied. Raises WireError.
-
-    Returns:
-        The mapping, and tensors in the sender's order: views of ``payload``, all of which they keep in memory.
-    """
+    """The mapping and tensors in a payload: views of it, or of a copy if it is read-only. Raises WireError."""
     view = memoryview(payload).cast("B")
     if view.readonly:
         view = memoryview(bytearray(view))
@@ -181,7 +176,7 @@ def decode(payload: Buffer) -> tuple[dict[str, Any], dict[str, Tensor]]:
 
 
 def cleaned(value: Any) -> Any:
-    """Make all texts in foreign JSON safe for a log line. Raises WireError if it is nested too deeply."""
+    """Make texts in foreign JSON safe for a log line. Raises WireError if it is nested too deeply."""
     if isinstance(value, str):
         return clean(value, MAX_TEXT)
     try:
@@ -237,7 +232,7 @@ def _invalid_name(name: str) -> bool:
 
 
 def _meta(metadata: Any) -> tuple[dict[str, Any], list[str]]:
-    """Our mapping and the channels-last names; empty for other writers."""
+    """The mapping and the channels-last names; empty for other writers."""
     if not isinstance(metadata, dict) or not all(isinstance(text, str) for text in metadata.values()):
         raise WireError("a __metadata__ that is not a mapping of names to texts")
     meta = _mapping(metadata.get("meta", "{}"), MAX_VALUES)
@@ -255,7 +250,7 @@ def _mapping(text: str, most: int) -> dict[str, Any]:
 
 
 def _parse(text: str, most: int) -> Any:
-    """Parse JSON of at most ``most`` values, without infinite numbers and texts that cannot be encoded."""
+    """Parse JSON of at most ``most`` values, without infinite numbers or invalid Unicode."""
     if sum(map(text.count, "[{,")) > most:
         raise WireError(f"JSON of more than {most} values")
     try:

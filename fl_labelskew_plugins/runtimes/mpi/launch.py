@@ -1,7 +1,7 @@
-"""Start ``mpirun`` and report how it ended.
+"""Start ``mpirun`` and report its end.
 
-Ranks start in :mod:`.rank`, which connects their stderr to this process, so each side notices the end of the other.
-Rank 0 inherits this process's stdout, so that it can detect a terminal.
+:mod:`.rank` connects the stderr of each rank to this process, so that each side notices the end of the other. Rank 0
+inherits this process's stdout, so that it can detect a terminal.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def launch(command: list[str], processes: int, *, run_dir: Path, environment: di
     Raises:
         LabelSkewError: ``mpirun`` or mpi4py is missing.
         RunError: a rank failed without an error message.
-        SystemExit: a rank failed with an error message; with its exit code.
-        KeyboardInterrupt: interrupted before the server could report how to resume.
+        SystemExit: with the exit code of a rank that printed an error message.
+        KeyboardInterrupt: before the server could report how to resume.
     """
     mpirun, root = check(), ["--allow-run-as-root"] if os.geteuid() == 0 else []
     # inside `mpirun -np 1`, its variables would confuse the second mpirun

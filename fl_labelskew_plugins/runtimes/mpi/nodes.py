@@ -1,4 +1,4 @@
-"""Check before the first round that every worker has the server's recipe, data and package versions."""
+"""Compare every worker's recipe, data and package versions with the server's before the first round."""
 
 import json
 import socket

@@ -22,10 +22,7 @@ STOP_S = 5.0
 
 
 class MPITransport(Transport):
-    """Messages between the ranks of ``COMM_WORLD``, in order from each sender.
-
-    :meth:`send_message` copies the tensors; :attr:`spool` allocates the buffers of received messages.
-    """
+    """Messages between the ranks of ``COMM_WORLD``, in order from each sender."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,11 +34,11 @@ class MPITransport(Transport):
         self.size: int = self._comm.Get_size()
         self._outgoing: list[tuple[memoryview, list[Any]]] = []
         self._incoming: list[tuple[wire.Header, wire.Buffer, list[Any]]] = []
-        """With the requests and the memory that MPI uses."""
+        """With MPI's buffers and requests."""
         self._eager_until = 0.0
 
     def send_message(self, msg: Message) -> None:
-        """Start to send a message, which proceeds while this process receives, sends or stops."""
+        """Copy and start to send a message, which proceeds while this process receives, sends or stops."""
         receiver = msg.receiver
         parts = wire.encode(msg.kind, self.rank, receiver, msg.round, msg.meta, msg.tensors)
         data = memoryview(b"".join(parts))  # a copy

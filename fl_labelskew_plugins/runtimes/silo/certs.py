@@ -1,8 +1,7 @@
-"""Create, read, renew and revoke the certificates of a federation (X.509, ECDSA P-256).
+"""Create, read, renew and revoke the certificates of a federation (X.509, ECDSA P-256), see docs/certificates.md.
 
 The server's certificate is valid only for a server, a silo's only for a client; its common name, such as ``silo-3``,
-gives the rank. ``revoked.crl`` is a revocation list (RFC 5280), signed and numbered by the authority. It does not
-expire: operators copy each new list to every process.
+gives the rank. ``revoked.crl`` is a revocation list (RFC 5280), numbered by the authority.
 """
 
 from __future__ import annotations
@@ -34,18 +33,18 @@ from fl_labelskew_plugins.runtimes.silo.keys import OLD, REVOKED, Files, Passphr
 EXPIRY_NOTICE = timedelta(days=30)
 HOSTS = ("localhost", "127.0.0.1", "::1")
 AUTHORITY_DAYS = 3650
-"""Minimum, so that silos can be added later."""
+"""Minimum lifetime, to add silos later."""
 Issued = tuple[x509.Certificate, ec.EllipticCurvePrivateKey]
 DAMAGED = (
     *(ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature, x509.InvalidVersion),
     *(x509.DuplicateExtension, x509.ExtensionNotFound, x509.UnsupportedGeneralNameType),
 )
-"""Errors of damaged certificates and lists, and of those of another authority."""
+"""Errors of files that are damaged or of another authority."""
 SHOWN = ("file", "owner", "until", "revoked", "fingerprint", "hosts")
 
 
 def read(folder: Path, name: str, passphrase: Passphrase | None = None) -> Files:
-    """Read ``ca.pem`` and the certificate and key of ``server`` or ``silo-3``.
+    """Read the authority's certificate, and the pair of ``server`` or ``silo-3``.
 
     Raises LabelSkewError if a file is missing, unreadable, expired or of another pair, or the passphrase is wrong.
     """
@@ -88,7 +87,7 @@ def show(folder: Path) -> tuple[list[list[str]], RevocationList, list[str]]:
 
 
 def load_authority(folder: Path, passphrase: Passphrase) -> Issued:
-    """Load the folder's authority. Raises LabelSkewError for a missing, unreadable, expired or wrong file."""
+    """Load the authority. Raises LabelSkewError for a missing, unreadable, expired or wrong file."""
     path = folder / "ca.key"
     if not path.exists():
         raise mistake(path, "does not exist", f"the machine on which {folder} was created")
@@ -100,7 +99,7 @@ def load_authority(folder: Path, passphrase: Passphrase) -> Issued:
 
 
 def load_certificate(path: Path, *, expired: bool = False) -> x509.Certificate:
-    """Load a certificate. Raises LabelSkewError if it is missing or damaged, or not valid now (except ``expired``)."""
+    """Load a certificate. Raises LabelSkewError if it is missing, damaged or, unless ``expired``, not valid now."""
     try:
         certificate = x509.load_pem_x509_certificate(content(path))
         _ = certificate.subject, certificate.extensions, certificate.public_key()  # parsed only here
@@ -142,9 +141,8 @@ def new(
 ) -> list[str]:
     """Create an authority, a certificate for the server and one for each silo; return their names.
 
-    ``hosts``: names and addresses of the server; default: :data:`HOSTS`. ``days``: lifetime, except the authority's.
-    ``add``: keep existing files and create the missing ones. ``encrypt``: encrypt the keys; implied if the authority's
-    key is encrypted.
+    ``hosts``: of the server; default: :data:`HOSTS`. ``days``: minimum for the authority. ``add``: keep existing files
+    and create the missing ones. ``encrypt``: implied if the authority's key is encrypted.
 
     Raises:
         LabelSkewError: files exist or cannot be written, a host is invalid, or the passphrase is missing or wrong.
@@ -180,9 +178,9 @@ def new(
 def renew(
     folder: Path, names: Sequence[str], hosts: Sequence[str] = (), *, days: int = 825, encrypt: bool = False
 ) -> list[str]:
-    """Renew certificates, each with a new key; the old ones stay valid until they expire or are revoked.
+    """Renew certificates and their keys; without ``hosts``, the server keeps its own.
 
-    Without ``hosts``, the server keeps its previous ones. Raises as :func:`new` and :func:`.named`.
+    Raises as :func:`new` and :func:`.named`.
     """
     given = _names(hosts)
     names = named(folder, names)
@@ -204,7 +202,7 @@ def renew(
 
 
 def _issued(name: str, days: int, authority: Issued | None = None, hosts: Sequence[x509.GeneralName] = ()) -> Issued:
-    """Issue a certificate, valid at most as long as ``authority``, or an authority."""
+    """Issue a certificate, or without ``authority`` an authority."""
     key, ca = ec.generate_private_key(ec.SECP256R1()), authority is None
     now, subject = datetime.now(timezone.utc), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     until, issuer, signer = now + timedelta(days=days), subject, key
@@ -256,9 +254,8 @@ def _names(hosts: Sequence[str]) -> list[x509.GeneralName]:
 
 
 def _write(folder: Path, name: str, issued: Issued, secret: bytes) -> None:
-    """Write the key first, so that no certificate lacks its key."""
     certificate, key = issued
-    keys.write(folder / f"{name}.key", keys.pem(key, secret), 0o600)
+    keys.write(folder / f"{name}.key", keys.pem(key, secret), 0o600)  # first, so that no certificate lacks its key
     keys.write(folder / f"{name}.pem", certificate.public_bytes(serialization.Encoding.PEM), 0o644)
 
 
@@ -273,12 +270,12 @@ class RevocationList:
         return f"list {self.number} ({counted(len(self.entries), 'revoked certificate')})"
 
     def entry(self, serial: int) -> str:
-        """Time of a revocation, for messages."""
+        """Time of a revocation in words."""
         return f"revoked on {self.entries[serial]:%Y-%m-%d %H:%M} UTC"
 
 
 def revoke(folder: Path, names: Sequence[str]) -> tuple[RevocationList, int]:
-    """Add certificates and their earlier ones to a folder's revocation list; return it and the number of new entries.
+    """Revoke certificates and their earlier ones; return the new list and its number of new entries.
 
     Raises LabelSkewError if a certificate does not exist, the authority or the list is unusable, or writing fails.
     """
@@ -298,7 +295,7 @@ def revoke(folder: Path, names: Sequence[str]) -> tuple[RevocationList, int]:
 
 
 def revoked(path: Path, authority: x509.Certificate) -> RevocationList:
-    """Read a revocation list, empty without a file. Raises LabelSkewError if it is damaged or of another authority."""
+    """Read a list, empty without a file. Raises LabelSkewError if it is damaged or of another authority."""
     try:
         content = read_bytes(path)
     except FileNotFoundError:
@@ -321,14 +318,8 @@ def revoked(path: Path, authority: x509.Certificate) -> RevocationList:
 class Revocations:
     """A process's revocation list, read again whenever its file changes; thread-safe.
 
-    Args:
-        tls: this process's certificate.
-        copy: file for the newest list, so that a restarted process accepts no older one.
-        print_line: called when a list is loaded.
-        warn: called if the file is invalid or this process's certificate is revoked.
-
-    Raises:
-        LabelSkewError: the list is invalid or older than the copy, or this certificate is revoked.
+    ``tls``: of this process; ``copy``: file for the newest list, so that a restarted process accepts no older one.
+    Raises LabelSkewError if the list is invalid or older than the copy, or this certificate is revoked.
     """
 
     def __init__(
@@ -357,7 +348,7 @@ class Revocations:
             self._print_line(f"{self._listed} applies from now on")
 
     def save_copy(self) -> None:
-        """Save a copy of the list, if its folder exists; later lists are copied when they are loaded."""
+        """Copy the list, if the copy's folder exists; later lists are copied when they are loaded."""
         with self._lock:
             if self._copy is not None and self._copy.parent.is_dir() and self._listed.number:
                 with contextlib.suppress(OSError):  # at worst, a restart accepts an older list

@@ -56,11 +56,8 @@ def places() -> int:
 class ConnectionLimit:
     """Shuts down connections without a stream at one port: after a while, or earlier if they are many.
 
-    Args:
-        places: maximum connections of gRPC.
-        report: called at most once per minute with the number of failed connections.
-        tls: whether :meth:`connected` reports each connection; failed ones are then those without a stream in time, and
-            otherwise those that were shut down here.
+    ``report`` is called at most once per minute with the number of failed connections. With ``tls``, :meth:`connected`
+    notes each connection, and those without a stream in time have failed; otherwise, those that were shut down here.
     """
 
     def __init__(self, places: int, report: Callable[[int], None], *, tls: bool) -> None:

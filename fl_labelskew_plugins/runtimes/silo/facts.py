@@ -1,4 +1,4 @@
-"""Facts that silos send about their data, the server's census of them, and settings that all share."""
+"""Facts that silos send about their data, the server's census of them, and common settings."""
 
 import hashlib
 import json
@@ -29,7 +29,7 @@ from fl_labelskew_plugins.runtimes import wire
 
 MAX_SAMPLES = 10**12
 MAX_CHANNELS = 2**15
-"""Maximum for which sums of samples fit into a HELLO."""
+"""Maximum in a HELLO with sums of samples."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,10 @@ class Facts:
     """A silo's first message.
 
     Args:
-        samples: training samples; 0 if they are only summed.
+        samples: for training; 0 if they are only summed.
         input_shape: of one sample.
         num_classes: ``C``, including classes without samples.
-        counts: training samples per class, if ``train_args.proxy_aggregation`` is ``class``.
+        counts: samples per class, if ``train_args.proxy_aggregation`` is ``class``.
         classes: :func:`digest` of the class names.
     """
 
@@ -56,7 +56,7 @@ class Facts:
 
 
 def digest(names: Sequence[str]) -> str | None:
-    """Digest of class names, 32 hexadecimal digits; None if they are only numbers."""
+    """Digest of class names, if they are not only numbers."""
     if numbered(names):
         return None
     return hashlib.blake2b(json.dumps(list(names)).encode(), digest_size=16).hexdigest()
@@ -107,7 +107,7 @@ def _whole(value: Any, least: int, most: int) -> bool:
 
 @dataclass(frozen=True)
 class SiloData:
-    """A silo's samples, its facts, and sums of its samples for the common mean and std."""
+    """A silo's samples, its facts, and sums for the common mean and std."""
 
     data: Data
     facts: Facts
@@ -136,7 +136,7 @@ class SiloData:
 
 
 def load(recipe: Recipe, client: int) -> SiloData:
-    """Load the samples of silo ``client`` (from 0). Raises LabelSkewError if there are no training samples."""
+    """Load a silo's samples. Raises LabelSkewError without training samples."""
     if recipe.own_data:
         if data_folder(recipe) is None:
             try:
@@ -198,7 +198,7 @@ def normalised(data: Data, tensors: Mapping[str, Tensor]) -> Data:
 
 
 def sums(tensors: Mapping[str, Tensor], facts: Facts, *, pixels: bool = False) -> stats.MomentSums:
-    """Parse a silo's sums. Raises RunError if they are malformed or impossible; ``pixels``: floats are from 0 to 1."""
+    """Parse a silo's sums; ``pixels``: floats are from 0 to 1. Raises RunError for malformed or impossible sums."""
     first, second = (tensors.get(name) for name in ("sum", "squares"))
     if first is None or second is None or len(tensors) != 2:
         use = "use the same recipe, without --survey"
@@ -252,7 +252,7 @@ def _common(method: Method, keys: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_agreement(server: Any, recipe: Recipe) -> None:
-    """Raise LabelSkewError with the first setting that differs from the server's."""
+    """Raise LabelSkewError for a setting that differs from the server's."""
     if not isinstance(server, dict) or not all(isinstance(section, dict) for section in server.values()):
         what = "the server's settings are not sections of keys; use the same version on both machines"
         raise shareable(LabelSkewError(what))
@@ -291,7 +291,7 @@ def numbers(meta: Mapping[str, Any], key: str, least: int, most: int, where: str
 
 
 def federation(content: Any, recipe: Recipe, facts: Facts) -> Federation:
-    """Parse the server's federation. Raises LabelSkewError if it contradicts this silo's recipe or data."""
+    """Parse the federation. Raises LabelSkewError if it contradicts this silo's recipe or data."""
     where, train = "the server's federation", recipe.train
     if not isinstance(content, dict):
         raise LabelSkewError(f"{where} is {mistakes.show(content)}; expected here: a mapping of names to numbers")
@@ -350,7 +350,7 @@ class Census:
 
     Args:
         test: the server's test samples, if any.
-        sizes: training samples per silo, updated in place; 0: not reported yet, 1: reported only in a secure sum.
+        sizes: training samples per silo, updated in place; 0: unknown, 1: reported only in a secure sum.
         warn: called with a client and a warning.
     """
 
@@ -367,11 +367,11 @@ class Census:
         (self._shape, self.num_classes), self.class_names = form(recipe, test), server_classes(recipe, test)
         self._classes = None if self.class_names is None else digest(self.class_names)
         self.pixels = test is not None and getattr(test.test.x, "dtype", None) == np.uint8
-        """Whether the samples are pixels, because the server's test samples are."""
+        """Whether the server's test samples are pixels."""
         self._facts: dict[int, Facts] = {}
         self._sums: dict[int, stats.MomentSums] = {}
         self.samples: int | None = 0 if summed else None
-        """Sum of all silos' samples from secure aggregation, 0 before it; else None."""
+        """From secure aggregation, 0 before it; else None."""
 
     def check(self, client: int, facts: Facts) -> None:
         """Raise RunError for data that do not fit; OtherClassesError for classes."""
@@ -419,7 +419,7 @@ class Census:
         return bool(self._sums) and all(sums.exact for sums in self._sums.values())
 
     def class_counts(self, session: Session) -> torch.Tensor | None:
-        """``(K, C)`` class counts, 0 for unknown silos; None without counts."""
+        """Class counts ``(K, C)``, if sent; 0 for unknown silos."""
         if self._recipe.train.proxy_aggregation != "class" or self.samples is not None:
             return None
         counts = {client: facts.counts for client, facts in self._facts.items()}

@@ -1,4 +1,4 @@
-"""Enforces a silo's policy, and counts answers across processes and runs."""
+"""Enforce a silo's policy, and count its answers across processes and runs."""
 
 import hashlib
 import json
@@ -21,11 +21,11 @@ from fl_labelskew_plugins.tensors import State, content
 
 
 class PolicyError(RunError):
-    """The policy does not allow a request, or a method's tensor."""
+    """The policy does not allow a request or a tensor."""
 
 
 class AnswersFile(BaseModel):
-    """The account: digests of answered requests, by run and round."""
+    """Digests of answered requests, by run and round."""
 
     runs: dict[str, dict[str, list[str]]]
 
@@ -58,11 +58,8 @@ class Guard:
     def answer(self, run: str, round: int, question: str, *, of: str = "") -> None:
         """Count an answer before it is computed, unless the same request was answered before.
 
-        ``of``: a kind of answers other than training, which is counted separately.
-
-        Raises:
-            PolicyError: the policy allows no more answers.
-            RunError: the account cannot be written.
+        ``of``: a kind of answers other than training, which is counted separately. Raises PolicyError if the policy
+        allows no more answers, and RunError if the account cannot be written.
         """
         self._count(run, str(round), question, f"round {round + 1} of run {run}", of)
 
@@ -73,21 +70,18 @@ class Guard:
             self._refuse("require_secure_aggregation", demand, "for which this silo was started")
 
     def survey(self, question: str) -> None:
-        """Raise PolicyError unless the policy allows class counts for a survey, which counts as an answer."""
+        """Count class counts for a survey as an answer; raises as :meth:`answer`."""
         if self.policy.send is not None and "counts" not in self.policy.send:
             self._refuse("send", "counts: those of its classes, for a survey")
         self._count("survey", question, question, "a survey")
 
     def _count(self, run: str, round: str, question: str, request: str, of: str = "") -> None:
-        """Count an answer to ``request`` in the account, see :meth:`answer`."""
         try:
             with locked(self.account.parent):  # a silo may answer several runs at the same time
                 self._add(run, round, question, request, of)
         except OSError as error:
-            raise RunError(
-                f"{self.account}: cannot be written: {error.strerror}; without the account of its policy this silo "
-                "answers nothing"
-            ) from None
+            what = f"cannot be written: {error.strerror}; without the account of its policy this silo answers nothing"
+            raise RunError(f"{self.account}: {what}") from None
 
     def _add(self, run: str, round: str, question: str, request: str, of: str) -> None:
         runs = self._runs()
@@ -117,7 +111,7 @@ class Guard:
         raise shareable(PolicyError(f"{self.file}: {refused}{more}"), refused)
 
     def _runs(self) -> dict[str, dict[str, list[str]]]:
-        """Read the answered requests, because another process may have changed them."""
+        """Read the account; another process may have changed it."""
         try:
             return AnswersFile.model_validate_json(read_bytes(self.account)).runs
         except FileNotFoundError:
@@ -141,7 +135,7 @@ def guard_of(recipe: Recipe, rank: int, folder: Path) -> Guard | None:
 def question(
     federation: Federation, round: int, meta: Mapping[str, Any], tensors: Mapping[str, Tensor], state: State
 ) -> str:
-    """Digest of all that affects the answer to a request, with the private ``state``."""
+    """Digest of all that affects the answer to a request; ``state``: private."""
     digest = hashlib.sha256(json.dumps([asdict(federation), round, meta], sort_keys=True).encode())
     for name, value in (*sorted(tensors.items()), *sorted(state.items())):
         digest.update(f"{name} {value.dtype} {list(value.shape)}\n".encode())

@@ -1,6 +1,6 @@
-"""Files in a certificate folder, common names and ranks, private keys and their passphrase.
+"""Files in a certificate folder, common names and ranks, private keys (PKCS#8) and their passphrase.
 
-Imports cryptography only when needed. Encrypted keys are PKCS#8 (AES-256, PBKDF2), compatible with OpenSSL.
+Imports cryptography only when needed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def require() -> None:
 
 
 def silo_name(rank: int) -> str:
-    """Common name of a silo's certificate, and its files' stem."""
+    """Common name of a silo's certificate, and stem of its files."""
     return f"silo-{rank}"
 
 
@@ -73,7 +73,7 @@ def paths(folder: Path) -> list[Path]:
 
 
 def named(folder: Path, names: Sequence[str]) -> list[str]:
-    """Certificates without duplicates, with :data:`ALL` expanded. Raises LabelSkewError for other names."""
+    """Unique names, with :data:`ALL` expanded. Raises LabelSkewError without such a certificate."""
     from fl_labelskew_plugins.recipe import mistakes
 
     known = [path.stem for path in paths(folder) if path.stem == "server" or rank_of(path.stem)]
@@ -87,7 +87,7 @@ def named(folder: Path, names: Sequence[str]) -> list[str]:
 
 
 def content(path: Path) -> bytes:
-    """Read a file in a certificate folder. Raises LabelSkewError if it is missing or unreadable."""
+    """Read a file. Raises LabelSkewError if it is missing or unreadable."""
     try:
         return read_bytes(path)
     except FileNotFoundError:
@@ -102,16 +102,13 @@ MAX_PASSPHRASE = 1000
 
 
 class Passphrase:
-    """The passphrase of all keys of a command, read once from :data:`VARIABLE` or the terminal."""
+    """The passphrase of all keys, read once from :data:`VARIABLE` or the terminal."""
 
     def __init__(self) -> None:
         self.source, self._value = "", b""
 
     def get(self, path: Path, *, new: bool = False) -> bytes:
-        """The passphrase of the key in ``path``, read when it is first needed; ``new``: it is typed twice.
-
-        Raises LabelSkewError if it is invalid, or without a terminal.
-        """
+        """The passphrase for ``path``; ``new``: typed twice. Raises LabelSkewError if it is invalid or missing."""
         if not self._value:
             value = self._read(path, new=new)
             if not 0 < len(value) <= MAX_PASSPHRASE or b"\0" in value:
@@ -120,7 +117,7 @@ class Passphrase:
         return self._value
 
     def environment(self) -> dict[str, str]:
-        """Environment variables with the passphrase, if it was needed."""
+        """Environment variables with the passphrase, if it was read."""
         return {VARIABLE: os.fsdecode(self._value)} if self._value else {}
 
     def _read(self, path: Path, *, new: bool) -> bytes:
@@ -140,7 +137,7 @@ class Passphrase:
 
 
 def load(path: Path, content: bytes, passphrase: Passphrase) -> PrivateKeyTypes:
-    """Load a private key from PEM. Raises LabelSkewError if it is not a key, or the passphrase is missing or wrong."""
+    """Load a private key. Raises LabelSkewError if it is damaged, or the passphrase is missing or wrong."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
 
@@ -156,12 +153,12 @@ def load(path: Path, content: bytes, passphrase: Passphrase) -> PrivateKeyTypes:
 
 
 def encrypted(content: bytes) -> bool:
-    """Whether a PEM contains an encrypted key, in either of OpenSSL's formats."""
+    """Whether a PEM contains an encrypted key of OpenSSL."""
     return b"-----BEGIN ENCRYPTED PRIVATE KEY-----" in content or b"Proc-Type: 4,ENCRYPTED" in content
 
 
 def pem(key: PrivateKeyTypes, passphrase: bytes = b"") -> bytes:
-    """A key as PKCS#8, encrypted if there is a passphrase."""
+    """A key as PKCS#8, encrypted with a passphrase, if any."""
     from cryptography.hazmat.primitives import serialization
 
     hidden: serialization.KeySerializationEncryption = serialization.NoEncryption()
@@ -186,7 +183,7 @@ def write(path: Path, content: bytes, mode: int) -> None:
 
 @contextlib.contextmanager
 def writing(path: Path, more: str = "") -> Iterator[None]:
-    """Turn errors of writing to ``path`` into LabelSkewErrors that end with ``more``."""
+    """Turn errors of writing into LabelSkewErrors that end with ``more``."""
     try:
         yield
     except OSError as error:

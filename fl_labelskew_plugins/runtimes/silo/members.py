@@ -1,4 +1,4 @@
-"""Membership: connected silos, silos that the server waits for, silos that it skips, and excluded ones.
+"""Connected, awaited, skipped and excluded silos.
 
 The server skips a silo that stays away longer than ``reconnect_s`` or misses a deadline, until it sends something.
 """
@@ -28,18 +28,18 @@ from fl_labelskew_plugins.runtimes.transport import Transport
 Answer = TypeVar("Answer")
 
 STEP_S = 1.0
-"""Maximum seconds of a single wait; between waits, the server updates the status."""
+"""Maximum seconds between updates of the status."""
 SETTLE_S = 0.2
-"""Minimum seconds to listen before a deadline: a message may be on this machine but not yet in this process."""
+"""Minimum seconds to listen before a deadline: a message may have reached this machine, but not this process."""
 STALL_S = 0.5
-"""If a wait took this many seconds longer, only the planned time counts: the process was stopped."""
+"""If a wait took this many seconds longer, the process was stopped, and only the planned time counts."""
 OVERTIME_S = 10.0
-"""Seconds in which queued messages are still accepted after a deadline; limited: a peer may send endlessly."""
+"""Seconds in which queued messages are still accepted after a deadline; a peer may send endlessly."""
 NAME = "excluded.json"
 
 
 class Excluded:
-    """Clients that the operator excludes in a file. ``str()`` lists their ranks, as the end of a message."""
+    """Clients that the operator excludes in a file; ``str()``: their ranks, as the end of a message."""
 
     def __init__(self, folder: Path, silos: int, print_line: Callable[[str], None], note: Callable[..., None]) -> None:
         self.clients: set[int] = set()
@@ -51,7 +51,7 @@ class Excluded:
         return f", excluded: {ranks} (labelskew silo include {self._folder} RANK)" if ranks else ""
 
     def read(self) -> bool:
-        """Read the file, and report an invalid one once; return whether it has changed."""
+        """Read the file; return whether it has changed. An invalid one is reported once."""
         try:
             ranks = excluded(self._folder)
         except LabelSkewError as error:
@@ -69,7 +69,7 @@ class Excluded:
         return bool(changed)
 
     def replaced(self, sampled: Sequence[int], round: int, seed: int) -> list[int]:
-        """The clients of a round, ascending; random others replace excluded ones if possible."""
+        """The clients of a round, ascending; random others replace excluded ones."""
         clients = [k for k in sampled if k not in self.clients]
         spare = [k for k in range(self._silos) if k not in self.clients and k not in sampled]
         if missing := min(len(sampled) - len(clients), len(spare)):
@@ -79,7 +79,7 @@ class Excluded:
 
 
 class ListeningClock:
-    """A clock that runs only while the server listens; ``before`` is called before each wait."""
+    """A clock that runs only while the server listens; ``before``: called before each wait."""
 
     def __init__(self, transport: Transport, before: Callable[[], None] = lambda: None) -> None:
         self.now = 0.0
@@ -100,16 +100,7 @@ class ListeningClock:
 class Members:
     """The silos of a federation, by client, from 0. Only this class listens for messages.
 
-    Args:
-        recount: called when the excluded silos change.
-        resume: how to resume the run, for messages.
-        set_status: called with facts for ``labelskew status``.
-
-    Attributes:
-        present: connected clients.
-        away: clients that are skipped until they send something.
-        turned: reasons by client that was turned away.
-        round: -1 before the first and after the last one.
+    ``recount`` is called when the excluded silos change; ``resume``: how to resume the run, for messages.
     """
 
     def __init__(
@@ -127,25 +118,27 @@ class Members:
         self.quorum, self.fewest_opened = quorum(recipe), fewest_opened(recipe)
         threshold = recipe.sums_alone and self.quorum != self.comm.min_clients
         self.needs = f"comm_args.{'secure_threshold' if threshold else 'min_clients'}"
-        """The recipe's key with the number of silos that a round needs."""
+        """The recipe's key of :attr:`quorum`."""
         self.clock = ListeningClock(transport, self.write_status)
         self._seed, self._excluded, self._recount = recipe.common.random_seed, excluded, recount
         self._set_status, self._seen = set_status, seen
         self.wanted: tuple[str, str, Callable[[], Iterable[int]]] = (status.RUNNING, "", list[int])
-        """The current wait: the run's state, what the clients should send, and which clients are missing."""
+        """The run's state, what the clients should send, and the missing clients."""
         self.round, self.opening = -1, "opening exchange"
         self.present: set[int] = set()
         self.away: set[int] = set()
+        """Skipped until they send something."""
         self.turned: dict[int, str] = {}
+        """Reasons by client that was turned away."""
         self._left_at: dict[int, float] = {}
         self._until = 0.0
         held = recipe.sums_alone and recipe.privacy.noise_multiplier is not None
         self.reconnect_s = self.comm.reconnect_s + (self.comm.answers_after if held else 0.0)
-        """Seconds to wait for a disconnected silo; with noise, silos reconnect only when it is time to answer."""
+        """With noise, silos reconnect only when it is time to answer."""
 
     @property
     def where(self) -> str:
-        """Name of the current round."""
+        """The current round in words."""
         return f"round {self.round + 1}" if self.round >= 0 else self.opening
 
     @property
@@ -154,15 +147,15 @@ class Members:
         return set(self._excluded.clients)
 
     def begin(self, round: int) -> None:
-        """Begin a round, and its ``round_deadline_s``."""
+        """Begin a round and its deadline."""
         self.round, self._until = round, self.clock.now + self.comm.round_deadline_s
 
     def deadline(self) -> float:
-        """The end of ``round_deadline_s``; at least a quarter of it from now, for the sum and tests."""
+        """The end of ``round_deadline_s``, but leave a quarter of it for the sum and tests."""
         return max(self._until, self.clock.now + self.comm.round_deadline_s / 4)
 
     def joined(self, client: int) -> None:
-        """Note that a silo with valid data has connected."""
+        """Note a silo with valid data."""
         self.present.add(client)
         self._left_at.pop(client, None)
         self.away.discard(client)
@@ -179,7 +172,7 @@ class Members:
         self._left_at[client] = self.clock.now
 
     def expect(self, clients: Iterable[int]) -> None:
-        """Wait for clients as if they had just lost their connections."""
+        """Wait as for silos that have just lost their connections."""
         self._left_at = dict.fromkeys(clients, self.clock.now)
 
     def turn_away(self, client: int, reason: str) -> None:
@@ -190,7 +183,7 @@ class Members:
 
     @property
     def uncounted(self) -> set[int]:
-        """Excluded or turned away: their samples do not count."""
+        """Clients with samples that do not count."""
         return {*self.excluded, *self.turned}
 
     def give_up(self, client: int, reason: str) -> None:
@@ -199,7 +192,7 @@ class Members:
         self.warn(f"{self.where}: silo {client + 1} {reason}; skipped until it sends a message")
 
     def awaited(self, client: int) -> bool:
-        """Whether a silo may still answer; skips a silo that has been away too long."""
+        """Whether a silo may still answer; otherwise skip it."""
         if client not in self.away and not self.reachable(client):
             self.give_up(client, f"did not reconnect within {self.reconnect_s:g} s")
         return client not in self.away
@@ -213,7 +206,7 @@ class Members:
         return client not in self.away and self.clock.now - left_at < self.reconnect_s
 
     def gather(self, expected: set[int]) -> None:
-        """Wait at most ``quorum_timeout_s`` for clients, except excluded ones. Raises RunError for too few."""
+        """Wait for clients, except excluded ones. Raises RunError if too few connect within ``quorum_timeout_s``."""
         seconds = self.comm.quorum_timeout_s
         until = self.clock.now + seconds
         self.wanted = status.WAITING, "to connect", lambda: expected - self.excluded - self.present
@@ -232,9 +225,9 @@ class Members:
             self.warn(f"silo {client + 1} has not connected; continuing without it")
 
     def invite(self, round: int, sampled: list[int]) -> list[int]:
-        """Wait for the quorum, and ``reconnect_s`` for lost silos; return the sampled clients that are connected.
+        """Wait for the quorum, and ``reconnect_s`` for lost silos; return the connected clients of a round.
 
-        Others replace excluded ones if possible. Raises RunError for too few clients.
+        Raises RunError for too few clients.
         """
         seconds = self.comm.quorum_timeout_s
         until, patient, over = self.clock.now + seconds, self.clock.now + self.comm.reconnect_s, False
@@ -261,7 +254,7 @@ class Members:
         return here
 
     def read_excluded(self) -> None:
-        """Read the list of excluded silos, and recount after a change."""
+        """Read which silos are excluded; recount after a change."""
         if self._excluded.read():
             self._recount()
 
@@ -279,12 +272,11 @@ class Members:
 
 @dataclass
 class Poll(Generic[Answer]):
-    """A request to clients, and their answers.
+    """A request to clients, and their answers, which the caller adds.
 
     Args:
         clients: ascending.
         name: of the answers in messages, in the plural.
-        answers: filled by the caller.
         least: minimum number of answers; default: the quorum.
         deadline: in the clock's seconds; default: :meth:`.Members.deadline`.
         settled: clients with an answer that was taken, refused or too late.
@@ -301,13 +293,13 @@ class Poll(Generic[Answer]):
     held: set[int] = field(default_factory=set)
 
     def awaits(self, client: int) -> bool:
-        """Whether a client's answer is missing, and would be taken."""
+        """Whether a client's answer is missing."""
         return client in self.clients and client not in self.settled and client not in self.answers
 
     def take(self, refused: Callable[[int], bool] = lambda client: False) -> Iterator[int]:
-        """Wait for the answers; yield the clients with an answer, ascending, once there are enough.
+        """Yield the clients with an answer, ascending, once there are enough; ``refused``: whether to drop an answer.
 
-        ``refused``: whether to drop a client's answer. Raises RunError if too few answers arrive in time.
+        Raises RunError if too few answers arrive in time.
         """
         members, clients, answers = self.members, self.clients, self.answers
         clock, comm, where = members.clock, members.comm, members.where
@@ -353,7 +345,7 @@ class Poll(Generic[Answer]):
 
 
 def excluded(folder: Path) -> set[int]:
-    """Ranks of excluded silos, from 1. Raises LabelSkewError if their file cannot be read."""
+    """Ranks of excluded silos, from 1. Raises LabelSkewError for an invalid file."""
     file = folder / NAME
     try:
         return set(map(int, json.loads(read_text(file))))
@@ -381,7 +373,6 @@ def include(folder: Path, rank: int) -> set[int]:
 
 
 def _excluded_in_run(folder: Path, rank: int) -> set[int]:
-    """Ranks of a run's excluded silos. Raises LabelSkewError without a silo ``rank``."""
     run = RunFolder(folder)
     if not folder.is_dir():
         raise mistake(folder, "no such folder", "the folder of the server's run")

@@ -1,7 +1,4 @@
-"""Refuse uploads of extreme size: a single finite upload of 3.4e38 would determine the mean of a round.
-
-An update may still be as large as ``ratio`` medians in any direction.
-"""
+"""Refuse uploads of extreme size: a single finite upload of 3.4e38 would determine the mean of a round."""
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -18,22 +15,20 @@ from fl_labelskew_plugins.tensors import OPTIMIZER, Weights
 
 UPDATE, BUFFERS, MOVEMENT = "update", "buffers", "update times the optimiser's numbers"
 ROUNDS = 10
-"""Past rounds with which a silo's upload is compared."""
+"""Earlier uploads of a silo with which its upload is compared."""
 ASSUMED = 1000.0
-"""Smallest median that is assumed if there are too few norms of other silos and none of the silo's own past."""
+"""Smallest assumed median, if a silo has no past and too few others have uploaded."""
 
 
 def norms(
     result: LocalResult, old: Weights, parameters: Collection[str], sends: Mapping[str, str], *, sends_change: bool
 ) -> dict[str, float]:
-    """L2 norms of an upload of the same form as ``old``, without copying it.
-
-    ``sends``: see ``Method.sends``; prototypes are sums over ``counts`` samples per class, if sent.
+    """L2 norms of an upload of the same form as ``old``, without copying it; ``sends``: see ``Method.sends``.
 
     Returns:
         Norms of the parameters' change (``update``), of the other tensors' change (``buffers``), of all optimiser
-        tensors, of ``update`` times their single numbers if ``sends_change``, and of each of the method's tensors;
-        sums are divided by the samples of their class. Integer counts and buffers are omitted.
+        tensors, of ``update`` times their single numbers if ``sends_change``, and of each of the method's tensors.
+        Integer counts and buffers are omitted.
     """
     totals: dict[str, float] = {}
     for name, value in result.upload.items():
@@ -55,7 +50,7 @@ def norms(
 
 
 def _per_sample(name: str, value: Tensor, tensors: Mapping[str, Tensor], sends: Mapping[str, str]) -> Tensor:
-    """Each class's sum divided by its number of samples, if both are sent; else the tensor."""
+    """Each class's sum, as sent for prototypes, divided by its number of samples, if sent; else the tensor."""
     value = value if value.is_floating_point() else value.double()
     if sends.get(name) != "prototypes":
         return value
@@ -82,16 +77,10 @@ def _distance(value: Tensor, old: Tensor | None) -> float:
 
 @dataclass
 class Judge:
-    """Decides which uploads of a round are accepted, independently of their order.
+    """Decides which uploads of a round are accepted, independently of their order: see docs/silo_failures.md.
 
-    Each norm of an upload may be at most ``ratio`` times the median of its silo's last :data:`ROUNDS` accepted norms,
-    or of the other silos' norms in this round. The latter is the upper median, so that a minority of silos with tiny
-    updates cannot lower it. If fewer than two others have uploaded, the last accepted norms of the silos that do not
-    take part count, too, if a minority of all silos cannot be more than half of them. Norms of 0 are not
-    compared, except for buffers. Without enough norms to compare with, :data:`ASSUMED` is the least median.
-
-    ``ratio``: ``comm_args.max_update_ratio``; None accepts all. ``past``: accepted norms, updated in place. ``silos``:
-    number of silos.
+    Norms of 0 are not compared, except for buffers. ``ratio``: ``comm_args.max_update_ratio``; None accepts all.
+    ``past``: accepted norms, updated in place. ``silos``: their number.
     """
 
     ratio: float | None
@@ -102,14 +91,14 @@ class Judge:
     _excluded: Collection[int] = ()
 
     def begin(self, round: int, excluded: Collection[int] = ()) -> None:
-        """Begin a round; drop the norms of this and later rounds; those of ``excluded`` clients are not compared."""
+        """Begin a round: drop the norms of this and later rounds. Those of excluded clients are not compared."""
         self._round, self._now, self._excluded = round, {}, excluded
         for client, rounds in self.past.items():
             before = sorted(at for at in rounds if at < round)
             self.past[client] = {at: rounds[at] for at in before[-ROUNDS:]}
 
     def add(self, client: int, norms: dict[str, float]) -> bool:
-        """Add an upload; True if its silo's own past is enough to accept it."""
+        """Add an upload; True if its silo's past is enough to accept it."""
         self._now[client] = norms
         at_once = all(norm <= self._most(self._before(client, name), median) for name, norm in norms.items() if norm)
         if at_once:
@@ -154,5 +143,5 @@ class Judge:
 
 
 def _comparable(uploads: Iterable[Mapping[str, float]], name: str) -> list[float]:
-    """Norms above 0; also those of buffers that training did not change: constants and frozen parameters."""
+    """Norms above 0, and those of buffers that training did not change: constants and frozen parameters."""
     return [norms.get(name, 0.0) for norms in uploads if norms.get(name) or (name == BUFFERS and norms.get(UPDATE))]

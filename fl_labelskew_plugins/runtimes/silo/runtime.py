@@ -88,7 +88,7 @@ class CrossSilo(Runtime):
         return server_session(self.recipe, test, sizes, moments, exact=self.folder.exact())
 
     def session(self) -> Session:
-        """The server's session; waits for the silos, unless they know that all rounds are done."""
+        """The server's session; waits for the silos, unless all rounds are done there."""
         refuse_host_switches(self.recipe)
         checkpoint = self.folder.load_checkpoint(tensors=False) if self.options.resume else None
         if self._over(checkpoint) and (self.options.role is None or self.folder.summary.exists()):
@@ -228,7 +228,7 @@ class CrossSilo(Runtime):
             self._audit.note("list", reason=line)
 
     def _passphrase_of_all(self, silos: int) -> dict[str, str]:
-        """Environment variables with the passphrase of all keys on this machine."""
+        """Environment variables with the passphrase of all keys here."""
         folders = {"server": self.recipe.comm.certs}
         for rank in range(1, silos + 1):
             silo = recipes.silo(self.recipe, rank, survey=self.options.survey)

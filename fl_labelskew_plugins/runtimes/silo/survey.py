@@ -1,8 +1,4 @@
-"""A survey across silos: the server asks each silo for its class counts once, without training.
-
-A silo answers only with ``--survey``, and if its policy allows it. Its counts have the noise of its ``count_noise``, or
-of its policy if that is stronger.
-"""
+"""A survey across silos, see docs/survey.md: the server asks each silo for its class counts once."""
 
 import hashlib
 from collections.abc import Mapping
@@ -35,14 +31,14 @@ MAX_NOISE = 1e9
 
 
 class ClassCounts(NamedTuple):
-    """A silo's class counts, ``(C,)``, or None, and the scale of their noise."""
+    """Class counts ``(C,)``, if any, and the scale of their noise."""
 
     counts: NDArray[np.int64] | None
     noise: float = 0.0
 
 
 class SurveyExchange(SiloExchange):
-    """The server's part of a survey."""
+    """The server's part."""
 
     def __init__(self, server: SiloServer) -> None:
         super().__init__(server)
@@ -53,7 +49,7 @@ class SurveyExchange(SiloExchange):
         self.handlers = {Kind.SURVEY: self._take}
 
     def survey(self, names: list[str]) -> Survey:
-        """Ask all connected silos; ``names``: of the silos' files, or empty. Raises RunError for too few silos."""
+        """Ask all connected silos; ``names``: of their files, or empty. Raises RunError for too few silos."""
         server, members = self.server, self.server.members
         server.meet()
         members.begin(-1)
@@ -123,7 +119,7 @@ class SurveyExchange(SiloExchange):
 
 
 class SurveyAnswers(Answers):
-    """Answers of a silo that was started with ``--survey``."""
+    """Answers of a silo with ``--survey``."""
 
     def __init__(self, silo: SiloClient) -> None:
         super().__init__(silo)
