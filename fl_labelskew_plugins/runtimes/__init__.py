@@ -1,4 +1,4 @@
-"""Communication between the server and its clients: in one process, over MPI, or between silos.
+"""Communication between server and clients: in one process, over MPI, or between silos.
 
 May import runs, host and below. front selects a runtime by ``comm_args.backend``.
 """

@@ -14,23 +14,7 @@ from fl_labelskew_plugins.runs.progress import PAUSE, Pause
 
 @dataclass(frozen=True)
 class RunOptions:
-    """The options of ``labelskew run``.
-
-    Args:
-        recipe: file or name; optional with ``resume``.
-        overrides: ``section.key=value`` each.
-        run_dir: new or empty folder; default: in ``tracking_args.run_dir``.
-        resume: folder of an earlier run.
-        from_round: with ``resume``: first go back to the end of this round, from 1.
-        dry_run: do everything except training, and write nothing.
-        survey: ask silos for their class counts, without training.
-        quiet: print only errors.
-        role: ``server`` or ``client``; default: all parts on this machine.
-        rank: of the silo, ``1 .. K``.
-        server: its address, instead of the recipe's.
-        host: ``fedml`` or ``none``; default: that of the resumed run, else FedML if it is installed.
-        pause: when to stop early; default: that of the command that started this process.
-    """
+    """The options of ``labelskew run``, see docs/commands.md; ``pause``: default: that of the starting process."""
 
     recipe: str | Path | None = None
     overrides: Sequence[str] = ()

@@ -24,9 +24,9 @@ Process = subprocess.Popen[str] | BaseProcess
 
 
 def together(commands: Mapping[str, Sequence[str]], *, environment: Mapping[str, str]) -> None:
-    """Run commands until the first one and then the others have succeeded, or until one fails.
+    """Run commands, by the prefix of their output, until the first one and then the others have succeeded.
 
-    ``commands``: by the prefix of their output. Raises RunError with the exit code of a failed one.
+    Raises RunError with the exit code of a failed one.
     """
     env = {**os.environ, "PYTHONUNBUFFERED": "1", **environment}
     running: dict[str, subprocess.Popen[str]] = {}

@@ -26,38 +26,29 @@ LARGEST = 1e30
 
 
 class Kind(IntEnum):
-    """Types of messages; from 100 on, of events in a transport, which are never sent."""
+    """Types of messages, see docs/wire.md; from 100 on, a transport's events, which are never sent.
+
+    An MPI worker tests a part of the test set, and answers TEST with LOGITS.
+    """
 
     HELLO = 1
-    """Silo to server, first on every connection: facts about its data."""
     WELCOME = 2
-    """Server to silo: the run."""
     OPENING = 3
-    """Silo to server: for the opening exchange."""
     TRAIN = 4
-    """Server to worker or silo: train from these weights."""
     UPLOAD = 5
-    """Answer to TRAIN: weights and contributions."""
     VERDICT = 6
-    """Server to silo: whether its upload was accepted."""
     FINISH = 7
-    """Server to worker or silo: the end of the run. Silo to server: acknowledged."""
     FAILED = 8
-    """Worker or silo to server: why it cannot continue."""
     TEST = 9
-    """Server to worker: test on a part of the test set. Server to silo: on its own test part."""
     LOGITS = 10
     TESTED = 11
     SURVEY = 12
-    """Server to silo: a request for class counts. Silo to server: the counts, or the reason to send none."""
-    # the steps of a secure sum, see .silo.secure.wire; a silo answers with the kind of the request
     KEYS = 13
     SHARES = 14
     MASKED = 15
     INCLUDED = 16
     REVEALED = 17
     CHECKED = 18
-    """Follows SHARES."""
     JOINED = 100
     LEFT = 101
     REFUSED = 102
@@ -66,10 +57,7 @@ class Kind(IntEnum):
 
 @dataclass
 class Message:
-    """One message; ``connection`` and ``failure``, the error that ended the transport, are never sent.
-
-    ``round``: from 0; -1 outside rounds. ``meta``: JSON values.
-    """
+    """One message; ``connection`` and ``failure`` are never sent. ``round``: from 0; -1 outside rounds."""
 
     kind: Kind
     sender: int
@@ -82,10 +70,7 @@ class Message:
 
 
 def reason(msg: Message) -> str | None:
-    """The sender's reason in one clean line, if any.
-
-    Repeated spaces and combining marks could push the rest into another line.
-    """
+    """The sender's reason in one line, if any. Repeated spaces and combining marks could fill more lines."""
     text = msg.meta.get("reason")
     if text is None:
         return None
@@ -164,7 +149,7 @@ def upload_tensors(result: LocalResult, *, with_state: bool) -> dict[str, Tensor
 
 
 def upload_meta(result: LocalResult) -> dict[str, Any]:
-    """An upload's measures; numbers that are not finite become text, as JSON has none."""
+    """An upload's measures; numbers that are not finite become text for JSON."""
     terms = {name: value if math.isfinite(value) else str(value) for name, value in result.loss_terms.items()}
     return {"loss_terms": terms, "personalised": result.personalised}
 

@@ -26,11 +26,11 @@ from fl_labelskew_plugins.machine.signals import ENDING, handled, terminal_close
 from fl_labelskew_plugins.machine.typed import RESUME
 
 ABORT_STEP = 2
-"""Seconds between mpirun's steps after a rank's death: end the others, kill them."""
+"""Seconds in which mpirun lets other ranks end after a rank's death."""
 TERMINATE_AFTER, KILL_AFTER = 5.0, 8.0
-"""Seconds for the server to save its checkpoint, and for mpirun to end by itself."""
+"""Seconds for the server's checkpoint, and for mpirun to end by itself."""
 MAX_OUTPUT = 2**16
-"""Bytes kept of the output of a rank or mpirun."""
+"""Bytes kept of an output."""
 
 
 def check() -> str:
@@ -207,7 +207,7 @@ class MPIJob:
         self._ending = self._ending or time.monotonic()
 
     def _escalate(self, seconds: float) -> None:
-        """End the server, which saves; then all processes; then kill the rest."""
+        """End the server, which saves; end all processes; kill the rest."""
         step = 3 if seconds > KILL_AFTER else 1 if 0 in self.open and seconds <= TERMINATE_AFTER else 2
         if step == self._steps:
             return

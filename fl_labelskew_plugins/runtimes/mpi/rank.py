@@ -1,4 +1,4 @@
-"""A process of ``mpirun``: its start, its connection to the launching process, and its end."""
+"""A process of ``mpirun``: its start, its connection to the launcher, and its end."""
 
 import contextlib
 import os
@@ -20,7 +20,7 @@ GRACE = 6.0
 
 
 def enter(command: list[str]) -> NoReturn:
-    """Connect the output to the launching process, if it is on this machine, and execute the command."""
+    """Connect the output to the launcher, if it is on this machine, and execute the command."""
     if LAUNCHER not in os.environ:
         os.execvp(command[0], command)
     rank = next(os.environ[name] for name, _ in RANKS if name in os.environ)
@@ -44,7 +44,7 @@ def enter(command: list[str]) -> NoReturn:
 def as_rank() -> Iterator[None]:
     """Context for all of a rank's work; does nothing outside ``mpirun``.
 
-    A failing rank ends at once, and ``mpirun`` then ends the others; successful ranks wait for each other.
+    If a rank fails, ``mpirun`` ends the others; successful ranks wait for each other.
     """
     if (place := mpi_rank()) is None:
         yield

@@ -89,8 +89,8 @@ class MPI(Runtime):
 
 
 MAX_UPLOADS_PER_WORKER = 3
-"""In progress or waiting, if ``upload_memory_mb`` has no space for more. For four workers and 32 clients with
-log-normal numbers of samples (sigma 1), a round takes 14 % longer with 2 than without a bound, and 5 % with 3."""
+"""In progress or waiting, if ``upload_memory_mb`` has no space for more. With 4 workers and 32 clients of log-normal
+sizes (sigma 1), a round takes 5 % longer than without a bound, and 14 % with 2."""
 
 
 class MPIServer(Manager):
@@ -170,8 +170,8 @@ class MPIServer(Manager):
     def _assign(self, round: int) -> None:
         """Assign a client to each idle worker, while there is room for its upload.
 
-        Once half of the room is taken, the next client to be added precedes the largest one, so that the server never
-        waits for a client that no worker trains.
+        The next client to be added precedes the largest one once half of the room is taken: else the server could wait
+        for a client that no worker trains.
         """
         states = self.record.states
         while self._idle and self._waiting and self._in_progress < self._room:

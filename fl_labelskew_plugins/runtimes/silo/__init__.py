@@ -1,4 +1,4 @@
 """Federations of machines of several owners (backend ``GRPC``).
 
-May import runs, host and below. :mod:`.certs` needs cryptography, so it is imported only after ``keys.require``.
+May import runs, host and below. :mod:`.certs` is imported only after ``keys.require``.
 """

@@ -46,7 +46,7 @@ SHOWN = ("file", "owner", "until", "revoked", "fingerprint", "hosts")
 def read(folder: Path, name: str, passphrase: Passphrase | None = None) -> Files:
     """Read the authority's certificate, and the pair of ``server`` or ``silo-3``.
 
-    Raises LabelSkewError if a file is missing, unreadable, expired or of another pair, or the passphrase is wrong.
+    Raises LabelSkewError for missing, unreadable, expired or mismatched files, or a wrong passphrase.
     """
     ca_path, path, key_path = folder / "ca.pem", folder / f"{name}.pem", folder / f"{name}.key"
     ca, certificate = load_certificate(ca_path), load_certificate(path)
@@ -87,7 +87,7 @@ def show(folder: Path) -> tuple[list[list[str]], RevocationList, list[str]]:
 
 
 def load_authority(folder: Path, passphrase: Passphrase) -> Issued:
-    """Load the authority. Raises LabelSkewError for a missing, unreadable, expired or wrong file."""
+    """Load the authority; raises as :func:`read`."""
     path = folder / "ca.key"
     if not path.exists():
         raise mistake(path, "does not exist", f"the machine on which {folder} was created")
@@ -139,13 +139,12 @@ def _expiring(path: Path, certificate: x509.Certificate) -> Iterator[str]:
 def new(
     folder: Path, silos: int, hosts: Sequence[str] = (), *, days: int = 825, add: bool = False, encrypt: bool = False
 ) -> list[str]:
-    """Create an authority, a certificate for the server and one for each silo; return their names.
+    """Create the authority's and all processes' certificates; return their names.
 
     ``hosts``: of the server; default: :data:`HOSTS`. ``days``: minimum for the authority. ``add``: keep existing files
     and create the missing ones. ``encrypt``: implied if the authority's key is encrypted.
 
-    Raises:
-        LabelSkewError: files exist or cannot be written, a host is invalid, or the passphrase is missing or wrong.
+    Raises LabelSkewError if files exist or cannot be written, or for an invalid host or passphrase.
     """
     names = _names(hosts or HOSTS)
     wanted = ["ca", "server", *(silo_name(rank) for rank in range(1, silos + 1))]
@@ -277,7 +276,7 @@ class RevocationList:
 def revoke(folder: Path, names: Sequence[str]) -> tuple[RevocationList, int]:
     """Revoke certificates and their earlier ones; return the new list and its number of new entries.
 
-    Raises LabelSkewError if a certificate does not exist, the authority or the list is unusable, or writing fails.
+    Raises LabelSkewError if a file is missing, unusable or cannot be written.
     """
     names = named(folder, names)
     authority, key = load_authority(folder, Passphrase())
@@ -348,7 +347,7 @@ class Revocations:
             self._print_line(f"{self._listed} applies from now on")
 
     def save_copy(self) -> None:
-        """Copy the list, if the copy's folder exists; later lists are copied when they are loaded."""
+        """Copy the list, if the copy's folder exists, as later for each new list."""
         with self._lock:
             if self._copy is not None and self._copy.parent.is_dir() and self._listed.number:
                 with contextlib.suppress(OSError):  # at worst, a restart accepts an older list

@@ -97,9 +97,9 @@ class Answers:
     ) -> LocalResult:
         """Train; if uploads have noise, a failed turn uploads the start weights with noise.
 
-        Else a server could send a model with which training fails only if a known sample is among the data. A repeated
-        request gets the stored upload, or another training with other noise, which is charged: uploads of two trainings
-        with the same noise would show whether the first failed, or their exact difference.
+        Else a server could send a model with which training fails only if the silo has a known sample. A repeated
+        request gets the stored upload, or another training with other noise, which is charged: with the same noise, two
+        uploads would show whether the first training failed, or their exact difference.
         """
         if not self._noisy_weights:
             return take(client, round, start, **turn)
@@ -170,10 +170,7 @@ def described(error: Exception) -> str:
 
 
 class LastUpload:
-    """The file with a silo's last upload with noise. Raises LabelSkewError if it is damaged.
-
-    If the silo is killed, or the server repeats its request, this upload is sent again.
-    """
+    """The file with the last upload with noise, which answers a repeated request. Raises LabelSkewError if damaged."""
 
     def __init__(self, folder: Path) -> None:
         self.file, self._metadata = folder / "noisy_upload.safetensors", dict[str, str]()
@@ -188,7 +185,7 @@ class LastUpload:
         """Digests of all answers so far."""
 
     def read(self, answer: str, start: Weights) -> LocalResult | None:
-        """The upload, if it is this answer; ``start``: state dict with the order of its tensors."""
+        """The upload, if it is this answer, in the order of ``start``."""
         if self._metadata.get("answer") != answer:
             return None
         result = parse_upload(load_file(self.file), json.loads(self._metadata["measures"]))
@@ -236,7 +233,7 @@ class SiloClient(Manager):
         self._round = -1
         self.request = ""
         self._postponed: Callable[[], object] | None = None
-        """The last round's test, if the server must not learn how long it takes."""
+        """The last round's test, if the server must not see its duration."""
         self.answers = answers(self)
         self.handlers = {
             Kind.WELCOME: self._welcome,
@@ -376,7 +373,7 @@ class SiloClient(Manager):
 
     @property
     def _draws(self) -> bool:
-        """Whether training draws privacy noise."""
+        """Whether training draws noise."""
         return self.recipe.method.uses("protect", "contribute") or self.recipe.dp.enable_dp
 
     def revealed(self) -> Leaving:
@@ -429,7 +426,7 @@ class SiloClient(Manager):
         self._postponed = None
 
     def _tested(self, session: Session, round: int, weights: Weights) -> dict[str, Any]:
-        """Test weights on the silo's test split, and record the measures; return those for the server."""
+        """Test weights on the silo's own test split, and record it; return the measures for the server."""
         if not (self.recipe.validation.per_client and len(self.data.test)):
             return {}
         trainer = session.trainer
@@ -543,7 +540,7 @@ class OwnFolder(RunFolder):
 
 
 def secret(folder: Path) -> int:
-    """The silo's secret seed, created once: different noise on one update could be averaged out."""
+    """The silo's seed of noise, created once: different noise on one update could be averaged out."""
     file = folder / "secret"
     folder.mkdir(parents=True, exist_ok=True)
     if not file.exists():
@@ -585,7 +582,7 @@ def _content(array: NDArray[Any] | Images) -> NDArray[Any]:
 def noise_seed(secret: int, about: bytes, question: str = "") -> int:
     """Seed of noise: equal for a repeated request, different after any change that affects the answer.
 
-    Equal noise in two answers would cancel in their difference, such as in uploads before and after a sample was added.
+    Equal noise would cancel in the difference of two answers, such as before and after a sample was added.
     """
     digest = hashlib.blake2b(secret.to_bytes(16, "big") + about + question.encode(), digest_size=16)
     return int.from_bytes(digest.digest(), "big")

@@ -37,7 +37,7 @@ FROM_SERVER = (
 
 @dataclass
 class Trust:
-    """A silo's check of the server's certificate over a separate connection, because gRPC does not show it."""
+    """The check of the server's certificate over another connection, because gRPC does not show it."""
 
     address: str
     tls: Files | None
@@ -45,7 +45,7 @@ class Trust:
     pin: Callable[[str], None] | None
     revoked: Revocations | None
     certificate: bytes = b""
-    """PEM of the last checked certificate, the only one that gRPC then trusts."""
+    """PEM of the last checked certificate, the only one that gRPC trusts."""
 
     def __post_init__(self) -> None:
         self.known: dict[str, Any] = {"rank": 0, "peer": self.address}
@@ -100,12 +100,11 @@ class SiloTransport(Transport):
     another attempt would be useless.
 
     Args:
-        print_line: called in another thread with log lines.
+        print_line: called in another thread.
         pin: called with the server's fingerprint; raises if it is wrong.
         revoked: the silo waits while the server's certificate is one of these.
 
-    Raises:
-        LabelSkewError: the address is invalid, or needs certificates.
+    Raises LabelSkewError if the address is invalid, or needs certificates.
     """
 
     def __init__(
@@ -204,7 +203,7 @@ class SiloTransport(Transport):
             self._ended.set()
 
     def _connect(self) -> tuple[bool, bool, str]:
-        """Run one connection; return whether it was accepted, whether a message arrived, and why it ended."""
+        """Run a connection; return whether it was accepted, whether a message arrived, and why it ended."""
         joined = heard = False
         known = self._trust.known
         outbox = streams.Outbox(self.audit, lambda: known)
@@ -321,7 +320,7 @@ def _shown(address: str, tls: Files) -> bytes:
 
 
 def _hopeless(detail: str, code: str = "") -> str:
-    """Reason to try no more, from gRPC's text and status name, if any."""
+    """Reason to stop trying, if any, from gRPC's text and status."""
     if code == "UNIMPLEMENTED":
         return "another service answers there; use the server's own host and port"
     if code in ("PERMISSION_DENIED", "INVALID_ARGUMENT", "ABORTED"):

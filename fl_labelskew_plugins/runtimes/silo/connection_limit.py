@@ -1,7 +1,4 @@
-"""Limit the number and duration of connections without a stream at the server's port.
-
-gRPC has one limit for all connections, so idle ones could block the silos. It does not report failed handshakes.
-"""
+"""Limit connections without a stream, which could block the silos: gRPC has one limit for all connections."""
 
 import contextlib
 import os
@@ -12,7 +9,7 @@ import threading
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from fl_labelskew_plugins.recipe.addresses import of_peer, plain
 
@@ -24,15 +21,14 @@ WAIT_S = 10.0
 GRACE_S = 1.0
 """Seconds for which a connection is never shut down."""
 HANDSHAKE_S, LATE_S = 10.0, 2.0
-"""Maximum seconds of a TLS handshake, and until its stream is reported here."""
+"""Maximum seconds of a TLS handshake, and until the note of its stream."""
 LOOK_S = 0.25
 TELL_S = 60.0
 
 Peer = tuple[str, int]
 
 
-@dataclass(frozen=True, order=True)
-class Stranger:
+class Stranger(NamedTuple):
     """A connection without a stream."""
 
     since: float
@@ -42,7 +38,7 @@ class Stranger:
 
 
 def places() -> int:
-    """Maximum connections of this process; raises its limit of open files if allowed."""
+    """Maximum connections here; raises the process's limit of open files if allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = PLACES + OTHER_FILES
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -56,8 +52,8 @@ def places() -> int:
 class ConnectionLimit:
     """Shuts down connections without a stream at one port: after a while, or earlier if they are many.
 
-    ``report`` is called at most once per minute with the number of failed connections. With ``tls``, :meth:`connected`
-    notes each connection, and those without a stream in time have failed; otherwise, those that were shut down here.
+    ``report`` is called at most once per minute with the number of failed connections: with ``tls``, those without a
+    stream in time, also after a failed handshake; otherwise, those that were shut down here.
     """
 
     def __init__(self, places: int, report: Callable[[int], None], *, tls: bool) -> None:
@@ -110,7 +106,6 @@ class ConnectionLimit:
                 count, reported_at = 0, now
 
     def _shut_down_idle(self, now: float) -> int:
-        """Shut down connections over the limits."""
         descriptors = dict(_sockets())
         self._peers = {inode: self._peers.get(inode) or self._peer(n) for inode, n in descriptors.items()}
         with self._lock:
@@ -130,7 +125,7 @@ class ConnectionLimit:
         return count
 
     def _excess(self, strangers: list[Stranger]) -> Iterator[Stranger]:
-        """Connections beyond the limits: oldest first, from the address with the most."""
+        """Connections beyond the limits: the oldest of the address with the most."""
         hosts: dict[str, deque[Stranger]] = defaultdict(deque)
         for stranger in strangers:
             hosts[stranger.host].append(stranger)

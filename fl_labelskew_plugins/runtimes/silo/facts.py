@@ -1,4 +1,4 @@
-"""Facts that silos send about their data, the server's census of them, and common settings."""
+"""Facts about silos' data, the server's census of them, and common settings."""
 
 import hashlib
 import json
@@ -38,7 +38,6 @@ class Facts:
 
     Args:
         samples: for training; 0 if they are only summed.
-        input_shape: of one sample.
         num_classes: ``C``, including classes without samples.
         counts: samples per class, if ``train_args.proxy_aggregation`` is ``class``.
         classes: :func:`digest` of the class names.
@@ -351,7 +350,6 @@ class Census:
     Args:
         test: the server's test samples, if any.
         sizes: training samples per silo, updated in place; 0: unknown, 1: reported only in a secure sum.
-        warn: called with a client and a warning.
     """
 
     def __init__(
@@ -427,7 +425,7 @@ class Census:
         return torch.tensor([counts.get(k) or zeros for k in range(len(self.sizes))]).to(session.trainer.device)
 
     def federation(self, federation: Federation, without: Collection[int] = ()) -> Federation:
-        """The federation with the samples of silos outside ``without``, or of all if no other silo is known."""
+        """The federation with the samples of silos outside ``without``, or of all if none is left."""
         if self.samples is not None:
             return replace(federation, num_samples=self.samples, min_samples=0)
         known = [n for k, n in enumerate(self.sizes) if n and k not in without] or [n for n in self.sizes if n]

@@ -31,10 +31,7 @@ class AnswersFile(BaseModel):
 
 
 class Guard:
-    """Enforces a policy in a running silo. Raises LabelSkewError if its account cannot be read.
-
-    ``file``: of the policy, ``folder``: of the silo.
-    """
+    """Enforces the policy in ``file`` in a running silo. Raises LabelSkewError if its account cannot be read."""
 
     def __init__(self, policy: Policy, file: str, folder: Path) -> None:
         self.policy, self.file = policy, file
@@ -58,13 +55,13 @@ class Guard:
     def answer(self, run: str, round: int, question: str, *, of: str = "") -> None:
         """Count an answer before it is computed, unless the same request was answered before.
 
-        ``of``: a kind of answers other than training, which is counted separately. Raises PolicyError if the policy
-        allows no more answers, and RunError if the account cannot be written.
+        ``of``: a kind other than training, which is counted separately. Raises PolicyError if the policy allows no more
+        answers, and RunError if the account cannot be written.
         """
         self._count(run, str(round), question, f"round {round + 1} of run {run}", of)
 
     def begin_survey(self) -> None:
-        """Raise PolicyError if the policy allows no survey, before the number of samples is sent."""
+        """Raise PolicyError if the policy allows no survey."""
         if self.policy.require_secure_aggregation:
             demand = "a survey: each silo sends its number of samples and its class counts"
             self._refuse("require_secure_aggregation", demand, "for which this silo was started")
@@ -111,7 +108,7 @@ class Guard:
         raise shareable(PolicyError(f"{self.file}: {refused}{more}"), refused)
 
     def _runs(self) -> dict[str, dict[str, list[str]]]:
-        """Read the account; another process may have changed it."""
+        # another process may have changed it
         try:
             return AnswersFile.model_validate_json(read_bytes(self.account)).runs
         except FileNotFoundError:

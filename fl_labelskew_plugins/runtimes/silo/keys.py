@@ -1,4 +1,4 @@
-"""Files in a certificate folder, common names and ranks, private keys (PKCS#8) and their passphrase.
+"""Files in a certificate folder, common names and ranks, private keys and their passphrase.
 
 Imports cryptography only when needed.
 """
@@ -9,6 +9,7 @@ import contextlib
 import getpass
 import hashlib
 import os
+import re
 import ssl
 import sys
 from collections.abc import Iterator, Sequence
@@ -54,9 +55,8 @@ def silo_name(rank: int) -> str:
 
 def rank_of(name: str) -> int:
     """The rank in a silo's common name; 0 for other names."""
-    stem, _, digits = name.partition("-")
-    fits = stem == "silo" and digits.isascii() and digits.isdigit() and len(digits) < 10 and digits[0] != "0"
-    return int(digits) if fits else 0
+    match = re.fullmatch("silo-([1-9][0-9]{0,8})", name)
+    return int(match[1]) if match else 0
 
 
 def fingerprint(pem: bytes) -> str:

@@ -30,7 +30,7 @@ LOOK_S = 0.2
 """Seconds between checks of a connection that waits."""
 HELLO_S = 10.0
 SILENT = 2
-"""Maximum number of streams of one certificate before HELLO; one more stream replaces the oldest."""
+"""Maximum streams of one certificate before HELLO; one more replaces the oldest."""
 FROM_SILOS = (
     *(Kind.HELLO, Kind.OPENING, Kind.UPLOAD, Kind.TESTED, Kind.FAILED, Kind.FINISH, Kind.SURVEY),
     *(Kind.KEYS, Kind.SHARES, Kind.CHECKED, Kind.MASKED, Kind.INCLUDED, Kind.REVEALED),
@@ -86,12 +86,8 @@ class ServerTransport(Transport):
     It queues LEFT at the end of a connection. A refused message closes its connection, and REFUSED is queued with the
     silo's rank or -1. Messages to a silo use the connection of the last HELLO that :meth:`receive` has returned.
 
-    Args:
-        address: ``host:port`` to listen at; port 0 selects a free one.
-        revoked: revoked certificates; their connections are refused or ended.
-
-    Raises:
-        LabelSkewError: the address cannot be used, or needs certificates.
+    ``address``: ``host:port``; port 0 selects a free one. ``revoked``: their connections are refused or ended. Raises
+    LabelSkewError if the address cannot be used, or needs certificates.
     """
 
     def __init__(
@@ -151,7 +147,7 @@ class ServerTransport(Transport):
         self._server.stop(0).wait(streams.PATIENCE_S)
 
     def _end_revoked(self) -> None:
-        """End connections with newly revoked certificates, and queue LEFT with ``revoked``."""
+        """Refuse newly revoked certificates, and queue LEFT with ``revoked``."""
         if self.revoked is None or (number := self.revoked.look().number) == self._listed:
             return
         self._listed = number
@@ -260,8 +256,7 @@ class ServerTransport(Transport):
         return True
 
     def _decoded(self, connection: _Connection, header: Header, payload: Buffer) -> Message:
-        """Decode one message per silo at a time, HELLO included: decoding blocks other threads."""
-        with self._decoding[header.sender]:
+        with self._decoding[header.sender]:  # HELLO, too: decoding blocks other threads
             if connection.closed or connection.ended:
                 raise streams.CutShortError("closed meanwhile")
             return streams.decoded(header, payload)
@@ -368,7 +363,6 @@ def _server(stream: Callable[[Iterator[bytes], Any], Iterator[bytes]], silos: in
 
 
 def _listen(server: Any, host: str, port: int, tls: keys.Files | None, connected: Callable[[], None]) -> str:
-    """Let a gRPC server listen; return its address."""
     address = addresses.join(host, port)
     try:
         if tls is None:

@@ -30,11 +30,11 @@ Answer = TypeVar("Answer")
 STEP_S = 1.0
 """Maximum seconds between updates of the status."""
 SETTLE_S = 0.2
-"""Minimum seconds to listen before a deadline: a message may have reached this machine, but not this process."""
+"""Minimum seconds to listen before a deadline, for messages that have reached this machine, but not this process."""
 STALL_S = 0.5
 """If a wait took this many seconds longer, the process was stopped, and only the planned time counts."""
 OVERTIME_S = 10.0
-"""Seconds in which queued messages are still accepted after a deadline; a peer may send endlessly."""
+"""Seconds after a deadline in which queued messages are accepted; a peer may send endlessly."""
 NAME = "excluded.json"
 
 
@@ -86,7 +86,7 @@ class ListeningClock:
         self._transport, self._before = transport, before
 
     def listen(self, until: float) -> bool:
-        """Take the next message, or wait a step; False after ``until`` if no message is queued."""
+        """Take a message, or wait a step; False after ``until`` if no message is queued."""
         wait = min(STEP_S, max(until - self.now, SETTLE_S))
         self._before()
         begun = time.monotonic()
@@ -100,7 +100,7 @@ class ListeningClock:
 class Members:
     """The silos of a federation, by client, from 0. Only this class listens for messages.
 
-    ``recount`` is called when the excluded silos change; ``resume``: how to resume the run, for messages.
+    ``recount``: called when the excluded silos change; ``resume``: how to resume the run, for messages.
     """
 
     def __init__(
@@ -259,7 +259,7 @@ class Members:
             self._recount()
 
     def write_status(self, *, now: bool = False) -> None:
-        """Update the status file: once per second, or ``now``."""
+        """Update the status file once per second, or ``now``."""
         if self._seen.due() or now:
             state, what, missing = self.wanted
             ranks = [client + 1 for client in sorted(missing())]
@@ -276,9 +276,9 @@ class Poll(Generic[Answer]):
 
     Args:
         clients: ascending.
-        name: of the answers in messages, in the plural.
+        name: of the answers, in the plural.
         least: minimum number of answers; default: the quorum.
-        deadline: in the clock's seconds; default: :meth:`.Members.deadline`.
+        deadline: of the clock; default: :meth:`.Members.deadline`.
         settled: clients with an answer that was taken, refused or too late.
         held: clients with an answer that must be compared with all others.
     """

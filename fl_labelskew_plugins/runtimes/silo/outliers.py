@@ -50,7 +50,7 @@ def norms(
 
 
 def _per_sample(name: str, value: Tensor, tensors: Mapping[str, Tensor], sends: Mapping[str, str]) -> Tensor:
-    """Each class's sum, as sent for prototypes, divided by its number of samples, if sent; else the tensor."""
+    """The tensor, but for prototypes each class's sum divided by its samples, if both are sent."""
     value = value if value.is_floating_point() else value.double()
     if sends.get(name) != "prototypes":
         return value
@@ -106,7 +106,7 @@ class Judge:
         return at_once
 
     def objection(self, client: int) -> str:
-        """Reason to refuse an upload, if any, once all uploads have been added."""
+        """Reason to refuse an upload, if any, after all have been added."""
         for name, norm in self._now[client].items():
             before, others = self._before(client, name), self._others(client, name)
             minority = (len(self._now) - 1) // 2  # if few silos send a tensor, a minority may be most of them

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 
 class CrossSilo(Runtime):
-    """A server and its silos, or one of them (``--role``)."""
+    """A server and its silos, or one of them."""
 
     roles = ("server", "client")
     _transport: ServerTransport | SiloTransport | None = None
@@ -83,7 +83,6 @@ class CrossSilo(Runtime):
         return replace(session, counts=torch.stack(counts))
 
     def _offline_session(self, sizes: list[int]) -> Session:
-        """The server's session without silos."""
         test, moments = facts.test_data(self.recipe), self.folder.moments()
         return server_session(self.recipe, test, sizes, moments, exact=self.folder.exact())
 

@@ -49,7 +49,7 @@ class SurveyExchange(SiloExchange):
         self.handlers = {Kind.SURVEY: self._take}
 
     def survey(self, names: list[str]) -> Survey:
-        """Ask all connected silos; ``names``: of their files, or empty. Raises RunError for too few silos."""
+        """Ask all connected silos; ``names``: of their files. Raises RunError for too few silos."""
         server, members = self.server, self.server.members
         server.meet()
         members.begin(-1)
