@@ -70,7 +70,7 @@ def launch(command: list[str], processes: int, *, run_dir: Path, environment: di
         sys.executable, "-m", "fl_labelskew_plugins.runtimes.mpi.rank", *command,
     ]  # fmt: skip
     sys.stdout.flush()
-    short = None if len(tempfile.gettempdir()) < 70 else "/tmp"  # a socket's path has at most about 100 characters
+    short = None if len(tempfile.gettempdir()) < 70 else "/tmp"  # a socket's path is limited to about 100 characters
     with tempfile.TemporaryDirectory(prefix="labelskew-", dir=short) as folder:
         # unlike the console script, `python -m` would import modules from the current folder
         job = MPIJob(command, kept | {LAUNCHER: f"{folder}/socket", "PYTHONSAFEPATH": "1"} | environment)
@@ -104,7 +104,7 @@ class MPIJob:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # so that Ctrl-C reaches only this process, which ends the others in order
+            start_new_session=True,  # as in .processes
         )
         assert self.process.stdout is not None
         self._selector.register(self.process.stdout, selectors.EVENT_READ, self._read_mpirun)

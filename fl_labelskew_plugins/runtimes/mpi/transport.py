@@ -33,7 +33,6 @@ class MPITransport(Transport):
         self.size: int = self._comm.Get_size()
         self._outgoing: list[tuple[memoryview, list[Any]]] = []
         self._incoming: list[tuple[wire.Header, wire.Buffer, list[Any]]] = []
-        """With MPI's buffers and requests."""
         self._eager_until = 0.0
 
     def send_message(self, msg: Message) -> None:

@@ -99,12 +99,9 @@ class SiloTransport(Transport):
     It queues JOINED after an accepted HELLO, and LEFT after a lost connection. :meth:`receive` raises LabelSkewError if
     another attempt would be useless.
 
-    Args:
-        print_line: called in another thread.
-        pin: called with the server's fingerprint; raises if it is wrong.
-        revoked: the silo waits while the server's certificate is one of these.
-
-    Raises LabelSkewError if the address is invalid, or needs certificates.
+    ``print_line``: called in another thread. ``pin``: called with the server's fingerprint; raises if it is wrong.
+    ``revoked``: the silo waits while the server's certificate is one of these. Raises LabelSkewError if the address is
+    invalid, or needs certificates.
     """
 
     def __init__(

@@ -40,7 +40,6 @@ class Facts:
         samples: for training; 0 if they are only summed.
         num_classes: ``C``, including classes without samples.
         counts: samples per class, if ``train_args.proxy_aggregation`` is ``class``.
-        classes: :func:`digest` of the class names.
     """
 
     samples: int
@@ -347,9 +346,7 @@ def server_classes(recipe: Recipe, test: Data | None) -> list[str] | None:
 class Census:
     """All silos' facts.
 
-    Args:
-        test: the server's test samples, if any.
-        sizes: training samples per silo, updated in place; 0: unknown, 1: reported only in a secure sum.
+    ``sizes``: training samples per silo, updated in place; 0: unknown, 1: reported only in a secure sum.
     """
 
     def __init__(

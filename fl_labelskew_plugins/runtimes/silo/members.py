@@ -124,7 +124,7 @@ class Members:
         self._set_status, self._seen = set_status, seen
         self.wanted: tuple[str, str, Callable[[], Iterable[int]]] = (status.RUNNING, "", list[int])
         """The run's state, what the clients should send, and the missing clients."""
-        self.round, self.opening = -1, "opening exchange"
+        self.round, self.opening = -1, "opening exchange"  # -1: outside rounds
         self.present: set[int] = set()
         self.away: set[int] = set()
         """Skipped until they send something."""
