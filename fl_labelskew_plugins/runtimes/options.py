@@ -14,7 +14,7 @@ from fl_labelskew_plugins.runs.progress import PAUSE, Pause
 
 @dataclass(frozen=True)
 class RunOptions:
-    """The options of ``labelskew run``, see docs/commands.md; ``pause``: default: that of the starting process."""
+    """The options of ``labelskew run``, see docs/commands.md; ``pause``: default: that of the parent process."""
 
     recipe: str | Path | None = None
     overrides: Sequence[str] = ()

@@ -13,7 +13,7 @@ from fl_labelskew_plugins.tensors import OnDisk
 
 
 class Spool:
-    """Allocates at most ``memory_bytes`` in memory, and more in unnamed files in ``folder``."""
+    """Allocates at most ``memory_bytes`` in memory, and further buffers in unnamed files in ``folder``."""
 
     def __init__(self, memory_bytes: float = math.inf, folder: Path | None = None) -> None:
         self.memory_bytes = memory_bytes

@@ -33,7 +33,7 @@ from fl_labelskew_plugins.runtimes.silo.keys import OLD, REVOKED, Files, Passphr
 EXPIRY_NOTICE = timedelta(days=30)
 HOSTS = ("localhost", "127.0.0.1", "::1")
 AUTHORITY_DAYS = 3650
-"""Minimum lifetime, to add silos later."""
+"""Minimum lifetime, so that silos can be added later."""
 Issued = tuple[x509.Certificate, ec.EllipticCurvePrivateKey]
 DAMAGED = (
     *(ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature, x509.InvalidVersion),
@@ -141,8 +141,8 @@ def new(
 ) -> list[str]:
     """Create the authority's and all processes' certificates; return their names.
 
-    ``hosts``: of the server; default: :data:`HOSTS`. ``days``: minimum for the authority. ``add``: keep existing files
-    and create the missing ones. ``encrypt``: implied if the authority's key is encrypted.
+    ``hosts``: of the server; default: :data:`HOSTS`. ``days``: lifetime, except the authority's. ``add``: keep existing
+    files and create the missing ones. ``encrypt``: implied if the authority's key is encrypted.
 
     Raises LabelSkewError if files exist or cannot be written, or for an invalid host or passphrase.
     """
@@ -347,7 +347,7 @@ class Revocations:
             self._print_line(f"{self._listed} applies from now on")
 
     def save_copy(self) -> None:
-        """Copy the list, if the copy's folder exists, as later for each new list."""
+        """Copy the list, if the copy's folder exists; :meth:`look` copies each new list."""
         with self._lock:
             if self._copy is not None and self._copy.parent.is_dir() and self._listed.number:
                 with contextlib.suppress(OSError):  # at worst, a restart accepts an older list

@@ -284,8 +284,8 @@ class SiloClient(Manager):
             if self.recipe.pools_moments:
                 self._normalisation = dict(message.tensors)
                 normal = facts.normalised(normal, self._normalisation)
-            parts = {self.client: data.train}, {self.client: data.test}
-            session = assemble(self.recipe, normal, *parts, [], federation=federation, secret=self.seed())
+            indices = data.indices(self.client)
+            session = assemble(self.recipe, normal, *indices, [], federation=federation, secret=self.seed())
             facts.check_features(federation, session.trainer.model)
             self.use(replace(session, start=forms(session.start)))  # every round starts from the server's weights
             self.run_name, self._round, self.upload = str(meta["run"]), -1, None
@@ -427,7 +427,7 @@ class SiloClient(Manager):
 
     def _tested(self, session: Session, round: int, weights: Weights) -> dict[str, Any]:
         """Test weights on the silo's own test split, and record it; return the measures for the server."""
-        if not (self.recipe.validation.per_client and len(self.data.test)):
+        if not (self.recipe.validation.per_client and len(self.data.data.test.y)):
             return {}
         trainer = session.trainer
         logits, labels = trainer.predict(trainer.test_indices[self.client], weights)
@@ -497,7 +497,7 @@ class SiloClient(Manager):
             about = {"run": self.run_name, "silo": self.rank, "method": method, "samples": samples}
             result = self.run_folder.finish(self.session, **about, data=fingerprint(self.data.data))
             if (accuracy := result.get("final_accuracy")) is not None:
-                tests = counted(len(self.data.test), "test sample")
+                tests = counted(len(self.data.data.test.y), "test sample")
                 self.show.note(f"accuracy of the last tested model on this silo's own {tests}: {100 * accuracy:.2f} %")
             self.show.note(f"the run is over; results: {self.run_folder.path}")
         if not self.run_name or self.answers.tests_at_once:

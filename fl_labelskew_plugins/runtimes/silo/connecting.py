@@ -200,7 +200,7 @@ class SiloTransport(Transport):
             self._ended.set()
 
     def _connect(self) -> tuple[bool, bool, str]:
-        """Run a connection; return whether it was accepted, whether a message arrived, and why it ended."""
+        """Run a connection; return whether it was accepted, whether a message arrived, and the reason of its end."""
         joined = heard = False
         known = self._trust.known
         outbox = streams.Outbox(self.audit, lambda: known)

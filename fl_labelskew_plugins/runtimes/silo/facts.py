@@ -117,15 +117,9 @@ class SiloData:
             return {}
         return {"sum": torch.from_numpy(self.sums.first), "squares": torch.from_numpy(self.sums.second)}
 
-    @property
-    def train(self) -> NDArray[np.int64]:
-        """Indices of all training samples."""
-        return np.arange(len(self.data.train.y))
-
-    @property
-    def test(self) -> NDArray[np.int64]:
-        """Indices of all test samples."""
-        return np.arange(len(self.data.test.y))
+    def indices(self, client: int) -> tuple[dict[int, NDArray[np.int64]], dict[int, NDArray[np.int64]]]:
+        """Indices of all training samples, and of all test samples, by client."""
+        return {client: np.arange(len(self.data.train.y))}, {client: np.arange(len(self.data.test.y))}
 
     @property
     def counts(self) -> NDArray[np.int64]:

@@ -73,7 +73,7 @@ def paths(folder: Path) -> list[Path]:
 
 
 def named(folder: Path, names: Sequence[str]) -> list[str]:
-    """Unique names, with :data:`ALL` expanded. Raises LabelSkewError without such a certificate."""
+    """Unique names, with :data:`ALL` expanded. Raises LabelSkewError for other names."""
     from fl_labelskew_plugins.recipe import mistakes
 
     known = [path.stem for path in paths(folder) if path.stem == "server" or rank_of(path.stem)]

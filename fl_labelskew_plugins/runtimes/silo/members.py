@@ -254,7 +254,7 @@ class Members:
         return here
 
     def read_excluded(self) -> None:
-        """Read which silos are excluded; recount after a change."""
+        """Read the excluded silos; recount after a change."""
         if self._excluded.read():
             self._recount()
 

@@ -50,7 +50,7 @@ def norms(
 
 
 def _per_sample(name: str, value: Tensor, tensors: Mapping[str, Tensor], sends: Mapping[str, str]) -> Tensor:
-    """The tensor, but for prototypes each class's sum divided by its samples, if both are sent."""
+    """For prototypes with counts, each class's sum divided by its number of samples; else the tensor."""
     value = value if value.is_floating_point() else value.double()
     if sends.get(name) != "prototypes":
         return value

@@ -79,7 +79,7 @@ class CrossSilo(Runtime):
                 raise LabelSkewError(f"silo {rank}: {difference}")
             sizes[rank - 1] = silo.facts.samples
             counts.append(torch.from_numpy(silo.counts))
-        session = assemble(recipe, silo.data, {rank - 1: silo.train}, {rank - 1: silo.test}, sizes)
+        session = assemble(recipe, silo.data, *silo.indices(rank - 1), sizes)
         return replace(session, counts=torch.stack(counts))
 
     def _offline_session(self, sizes: list[int]) -> Session:

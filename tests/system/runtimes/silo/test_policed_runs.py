@@ -81,7 +81,7 @@ def scene(federation, transports):
         (federation.folder / "one.yaml").write_text(f"policy: {json.dumps(policy)}")
         silo_recipe = recipes.silo(recipes.load(federation.recipe, federation.overrides), 1)
         data = facts.load(silo_recipe, 0)
-        made = session.assemble(silo_recipe, data.data, {0: data.train}, {0: data.test}, [data.facts.samples] * 3)
+        made = session.assemble(silo_recipe, data.data, *data.indices(0), [data.facts.samples] * 3)
         server = FakeServer(federation.address, made, questions, **options)
         transports.append(server.transport)
         process = federation.silo(1)

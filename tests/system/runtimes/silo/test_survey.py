@@ -74,8 +74,7 @@ def counts(silo):
 def test_noise_of_a_survey_equals_that_of_an_opening_and_repeats(silo):
     made = silo(*NOISY)
     data = made.data
-    parts = ({1: data.train}, {1: data.test}, [data.facts.samples] * 3)
-    session = assemble(made.recipe, data.data, *parts, secret=made.seed())
+    session = assemble(made.recipe, data.data, *data.indices(1), [data.facts.samples] * 3, secret=made.seed())
     assert torch.equal(smoothed_counts(counts(made), smoothing=1.0), session.opening(1).tensors["smoothed"])
     assert torch.equal(counts(made), counts(silo(*NOISY)))
     assert not torch.equal(counts(made), torch.from_numpy(data.counts))

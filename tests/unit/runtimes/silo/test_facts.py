@@ -47,7 +47,7 @@ def test_a_silo_with_separate_data_trains_on_all_of_them(tmp_path):
     assert made.normalisation == {"mean": "data", "std": "data"}
     silo = silos.load(made, 1)
     assert silo.facts == silos.Facts(30, (6,), 3)
-    assert len(silo.test) == 9
+    assert len(silo.data.test.y) == 9
 
 
 def test_with_secure_sums_numbers_of_samples_are_not_sent():
@@ -203,7 +203,7 @@ def test_no_two_answers_of_a_silo_share_their_noise():
         train = silo.data.train
         silo = replace(silo, data=replace(silo.data, train=replace(train, x=train.x[without:], y=train.y[without:])))
         seed = noise_seed(2**100, about(recipe, silo))
-        made = session.assemble(recipe, silo.data, {0: silo.train}, {0: silo.test}, [silo.facts.samples], secret=seed)
+        made = session.assemble(recipe, silo.data, *silo.indices(0), [silo.facts.samples], secret=seed)
         return made.opening(0).tensors["smoothed"], Turn(made.trainer, 0).view.counts
 
     one, true = counts(20.0)
