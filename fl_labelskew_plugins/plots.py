@@ -30,11 +30,11 @@ def heat_map(
     title: str,
     clients: Sequence[str] | None = None,
 ) -> None:
-    """Write a heat map of sample counts ``(K, C)``: classes down, clients across; ``clients``: names."""
-    names = clients or [str(k) for k in range(len(counts))]
+    """Write a heat map of sample counts ``(K, C)``: classes down, clients across."""
     picture, axes = figure(min(16, 2.6 + 0.5 * len(counts)), min(12, 1.6 + 0.38 * len(class_names)))
     image = heat(axes, counts)
     axes.set(ylabel="class", title=title)
+    names = clients or [str(k) for k in range(len(counts))]
     _finish_table(axes, counts.T, counts.T / max(counts.max(), 1), class_names, names)
     picture.colorbar(image, label="training samples")
     save(picture, path)
@@ -62,7 +62,7 @@ def confusion(counts: Sequence[Sequence[int]], class_names: Sequence[str], path:
 def _finish_table(
     axes: Any, counts: np.ndarray[Any, Any], shades: np.ndarray[Any, Any], rows: Sequence[str], columns: Sequence[str]
 ) -> None:
-    """Name up to 40 rows and columns, and write the numbers of small tables; ``shades``: 0 to 1, light to dark."""
+    """Name up to 40 rows and columns, and write the numbers of small tables; ``shades``: 0 (light) to 1."""
     if len(rows) <= 40:
         axes.set_yticks(range(len(rows)), rows)
     if len(columns) <= 40:
@@ -78,7 +78,7 @@ def _finish_table(
 def curves(
     lines: Sequence[dict[str, Any]], path: Path, *, title: str, own_models: str, tests: str = "global test set"
 ) -> None:
-    """Plot a run's accuracy and loss; ``own_models``, ``tests``: names of the clients' models, and of the test set."""
+    """Plot a run's accuracy and loss; ``own_models``, ``tests``: names of the clients' models and the test set."""
     picture, (left, right) = figure(11, 4, columns=2)
     for key, label in (
         ("accuracy", f"global model, {tests}"),
@@ -109,11 +109,7 @@ def curves(
 
 
 class LineStyle(NamedTuple):
-    """Indices of :data:`COLOURS` and :data:`DASHES`.
-
-    >>> LineStyle(0, 0).mark, LineStyle(0, 1).mark
-    ('o', 'v')
-    """
+    """Indices of :data:`COLOURS` and :data:`DASHES`."""
 
     colour: int
     dash: int
@@ -127,8 +123,8 @@ class LineStyle(NamedTuple):
 def looks(methods: Mapping[str, str]) -> dict[str, LineStyle]:
     """Style of each label's line; ``methods``: label to its method or optimiser.
 
-    A method has the same colour in every plot: by its position in :data:`PLACES`, or by a hash of its name. Of labels
-    with equal style, one takes the next free dash, or colour if all have the same method.
+    A method's colour is the same in every plot, by :data:`PLACES` or a hash of its name. Labels with equal style get
+    the next free dash, or colour if all have the same method.
 
     >>> looks({"fedavg": "fedavg", "fedrs": "fedrs", "fedrs, alpha=0.1": "fedrs"})["fedrs, alpha=0.1"]
     LineStyle(colour=1, dash=1)
@@ -158,17 +154,12 @@ def compare(
     width: float | None = None,
     tested: str = "",
 ) -> None:
-    """Plot the accuracy over the rounds, one chart per setting; see :func:`charts`.
-
-    ``settings``: setting to label to round to the accuracy of each seed; ``tested``: name of the test samples.
-    """
-    percent = {
-        setting: {
-            label: {r: [100 * value for value in values] for r, values in rounds.items()}
-            for label, rounds in groups.items()
-        }
-        for setting, groups in settings.items()
-    }
+    """Plot the accuracies (0 to 1) of setting, label and round, one per seed; ``tested``: name of the test samples."""
+    percent: dict[str, dict[str, dict[int, list[float]]]] = {}
+    for setting, groups in settings.items():
+        percent[setting] = {}
+        for label, rounds in groups.items():
+            percent[setting][label] = {r: [100 * value for value in values] for r, values in rounds.items()}
     measure = f"accuracy in % ({tested})" if tested else "accuracy in %"
     charts({measure: percent}, path, methods=methods, width=width, limits=(0, 100))
 
@@ -185,9 +176,8 @@ def charts(
 ) -> None:
     """Plot means over the rounds in bands of one sample standard deviation, one chart per measure and setting.
 
-    ``measures``: axis label to setting to label to round to the value of each seed or client; ``methods``: of each
-    label, for :func:`looks`; ``limits``: of a band; ``log``: whether the value axis is logarithmic; ``over``: name of
-    the averaged items.
+    ``measures``: axis label to setting to label to round to the value of each seed or client; ``methods``: of labels,
+    see :func:`looks`; ``limits``: of a band; ``log``: of the value axis; ``over``: name of the averaged items.
     """
     every = [groups for settings in measures.values() for groups in settings.values()]
     labels = list(dict.fromkeys(label for groups in every for label in groups))
@@ -199,8 +189,18 @@ def charts(
         lines: dict[str, Any] = {}
         for (measure, setting), axes in grid.axes.items():
             for label, rounds in measures[measure].get(setting, {}).items():
-                offset, points = labels.index(label) / len(labels), sorted(rounds.items())
-                lines[label] = _mean_line(axes, points, look[label], width=grid.line, offset=offset, limits=limits)
+                xs = sorted(rounds)
+                means = [statistics.fmean(rounds[x]) for x in xs]
+                stds = [statistics.stdev(rounds[x]) if len(rounds[x]) > 1 else 0.0 for x in xs]
+                step = math.ceil(len(xs) / 8) or 1
+                first = int(labels.index(label) / len(labels) * step)  # the marks of several lines alternate
+                hue, dash = COLOURS[look[label].colour], DASHES[look[label].dash]
+                style = {"color": hue, "linestyle": (0, dash) if dash else "-", "linewidth": grid.line}
+                marks = {"marker": look[label].mark, "markersize": 3.2 * grid.line, "markevery": (first, step)}
+                (lines[label],) = axes.plot(xs, means, **style, **marks)
+                if any(stds):
+                    ends = np.subtract(means, stds).clip(limits[0]), np.add(means, stds).clip(max=limits[1])
+                    axes.fill_between(xs, *ends, color=hue, alpha=0.15, linewidth=0)
             if log:
                 axes.set_yscale("log")
         for axes in grid.picture.axes:  # after drawing, since they share the range of rounds
@@ -213,7 +213,7 @@ def charts(
 
 @dataclass(frozen=True)
 class Panels:
-    """A grid of charts; ``axes``: by row and column; ``line``: width in points; ``side``: of a chart, in inches."""
+    """Charts by row and column; ``line``: width in points; ``side``: width of a chart in inches."""
 
     picture: Any
     axes: Mapping[tuple[str, str], Any]
@@ -235,8 +235,8 @@ def panels(
 ) -> Iterator[Panels]:
     """A chart for each row and column; a row wraps if it does not fit the width. A single column is not labelled.
 
-    ``width``: of a paper's column in inches, by default of a screen; ``chart``: minimum width of a chart in a paper;
-    ``height``: relative to a chart's width; ``share``: whether charts share the axes of rounds and values.
+    ``width``: of a paper's column in inches; default: of a screen; ``chart``: minimum width of a chart in a paper;
+    ``height``: relative to a chart's width; ``share``: whether charts share their axes.
     """
     import matplotlib
 
@@ -272,30 +272,6 @@ def panels(
                 if column != columns[0]:
                     one.sharey(axes[row, columns[0]])
         yield Panels(picture, axes, line, dpi, side)
-
-
-def _mean_line(
-    axes: Any,
-    points: Sequence[tuple[int, Sequence[float]]],
-    look: LineStyle,
-    *,
-    width: float,
-    offset: float,
-    limits: tuple[float, float],
-) -> Any:
-    """Draw a line with sparse marks, shifted by the fraction ``offset`` of their distance."""
-    xs = [x for x, _ in points]
-    means = [statistics.fmean(values) for _, values in points]
-    stds = [statistics.stdev(values) if len(values) > 1 else 0.0 for _, values in points]
-    step = math.ceil(len(xs) / 8) or 1
-    style = {"color": COLOURS[look.colour], "linestyle": (0, DASHES[look.dash]) if DASHES[look.dash] else "-"}
-    marks = {"marker": look.mark, "markersize": 3.2 * width, "markevery": (int(offset * step), step)}
-    (line,) = axes.plot(xs, means, linewidth=width, **style, **marks)
-    if any(stds):
-        lows, highs = np.subtract(means, stds), np.add(means, stds)
-        ends = lows.clip(limits[0]), highs.clip(max=limits[1])
-        axes.fill_between(xs, *ends, color=style["color"], alpha=0.15, linewidth=0)
-    return line
 
 
 def legend_above(picture: Any, lines: Sequence[Any], labels: Sequence[str], **more: Any) -> None:
@@ -350,10 +326,7 @@ def scatter(
     solid: Sequence[int] | None = None,
     scale: float = 1.0,
 ) -> None:
-    """Plot points ``(n, 2)`` or ``(n, 3)`` with a colour and a mark per class, by ``labels`` ``(n,)``.
-
-    ``solid``: classes with small filled marks, in front of large hollow ones; default: all.
-    """
+    """Plot points ``(n, 2)`` or ``(n, 3)``; ``solid``: classes with small filled marks, before large hollow ones."""
     for label in np.unique(labels).tolist():
         members, hue = points[labels == label], colour(label, classes)
         filled = solid is None or label in solid
@@ -405,8 +378,8 @@ PERCENT = (-2, 102)
 
 
 def figure(width: float, height: float, columns: int = 1, **more: Any) -> tuple[Any, Any]:
-    """Create a figure in inches, and its axes: one or ``columns``."""
-    # Without pyplot, which would choose a GUI backend and keep figures in memory.
+    """Create a figure in inches, and its axes."""
+    # pyplot would choose a GUI backend and keep figures in memory
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -418,14 +391,9 @@ def figure(width: float, height: float, columns: int = 1, **more: Any) -> tuple[
     return picture, axes
 
 
-def wanted() -> bool:
-    """Whether runs draw plots."""
-    return os.environ.get(PICTURES) != "no"
-
-
 def of_run(path: Path, draw: Callable[[], None]) -> None:
-    """Draw a plot, if it is :func:`wanted`; an error is a warning, except for OSError of a full disk."""
-    if not wanted():
+    """Draw a run's plot, unless :data:`PICTURES` forbids it; an error is a warning, except for a full disk."""
+    if os.environ.get(PICTURES) == "no":
         return
     try:
         draw()
@@ -436,7 +404,7 @@ def of_run(path: Path, draw: Callable[[], None]) -> None:
 
 
 def _literal(picture: Any) -> None:
-    """Show texts literally, including ``$``, except for powers of ten at a logarithmic axis."""
+    """Show ``$`` literally, except in powers of ten at a logarithmic axis."""
     from matplotlib.text import Text
 
     powers_of_ten = {
@@ -451,15 +419,13 @@ def _literal(picture: Any) -> None:
 
 
 def save(picture: Any, path: Path, dpi: int = 110) -> None:
-    """Write a file atomically: PDF or SVG by suffix, else PNG; the same plot gives an identical file.
-
-    Text stays text: TrueType fonts in a PDF, since conferences reject Type 3, the viewer's fonts in an SVG.
-    """
+    """Write a file atomically: PDF or SVG by suffix, else PNG; the same plot gives an identical file."""
     import matplotlib
 
     form = suffix[1:] if (suffix := path.suffix.lower()) in SUFFIXES else "png"
     no_date = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(form)
     _literal(picture)
+    # conferences reject fonts of Type 3 in a PDF
     as_text = {"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": form}
     with replacing(path) as part, matplotlib.rc_context(as_text):
         picture.savefig(part, dpi=dpi, format=form, metadata=no_date)
