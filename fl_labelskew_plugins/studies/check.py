@@ -44,7 +44,7 @@ RUNTIMES = {
     "MPI": ("comm_args.backend=MPI", "comm_args.workers=2"),
     "silos": ("common_args.training_type=cross_silo", "comm_args.backend=GRPC", "comm_args.send_measures=true"),
 }
-"""Overrides of an ``sp`` run for each compared way of running."""
+"""Overrides for each run that is compared with one in ``sp``."""
 MAX_SILOS = 16
 REASONS = {
     "resumed": "a hook keeps numbers outside client.state and the tensors of combine",
@@ -56,7 +56,7 @@ REASONS = {
 
 @dataclass(frozen=True)
 class Outcome:
-    """The verdict on one way of running: ``ok``, ``same``, ``differs``, ``failed`` or ``skipped``, with its reason."""
+    """The verdict on a runtime: ``ok``, ``same``, ``differs``, ``failed`` or ``skipped``, and its reason."""
 
     method: str
     runtime: str
@@ -73,7 +73,7 @@ class Outcome:
 
 
 def check(method: str) -> list[str]:
-    """Run a method in every way; return a line for each one that fails or differs."""
+    """Return the bad outcomes of :func:`outcomes_of`, as lines."""
     return [str(outcome) for outcome in outcomes_of(method) if outcome.bad]
 
 
@@ -85,10 +85,9 @@ def outcomes_of(
     runtimes: Sequence[str] = tuple(RUNTIMES),
     print_line: Callable[[str], None] = lambda line: None,
 ) -> Iterator[Outcome]:
-    """Run a method in every way, and yield each outcome.
+    """Run a method in every way; raise LabelSkewError for an unknown method or an invalid recipe.
 
-    ``method_args`` of another method in the recipe are replaced, and ``comm_args`` ignored. Raise LabelSkewError for an
-    unknown method or an invalid recipe.
+    ``method_args`` of another method in the recipe are replaced, and ``comm_args`` ignored.
     """
     for part in method.split("+"):
         catalog.load("methods", part)
@@ -122,7 +121,7 @@ def outcomes_of(
 
 
 def _missing(runtime: str, recipe: Recipe) -> str:
-    """Return the reason why a recipe cannot run in this way on this machine; empty if it can."""
+    """Return the reason if a recipe cannot run in this way here."""
     backend = {"MPI": "MPI", "silos": "GRPC"}.get(runtime, "sp")
     if backend not in recipe.method.runtimes:
         return f"its runtimes are {', '.join(recipe.method.runtimes)}"
@@ -140,7 +139,7 @@ def _missing(runtime: str, recipe: Recipe) -> str:
 
 
 def _run(file: Path, settings: Sequence[str], out: Path, *, resumed: bool = False) -> str:
-    """Run a recipe, stopped after round 1 if ``resumed``; return the reason if it fails."""
+    """Run a recipe; return the reason if it fails."""
     try:
         pause = Pause(1, math.inf) if resumed else None
         start(RunOptions(file, settings, run_dir=out, quiet=True, host="none", pause=pause))
@@ -155,10 +154,7 @@ def _run(file: Path, settings: Sequence[str], out: Path, *, resumed: bool = Fals
 
 
 def difference(one: Path, other: Path, *, partial: bool = False) -> str:
-    """Find the first difference between the numbers and models of two runs; empty if they are equal.
-
-    ``partial``: whether ``other`` may lack numbers and clients' models, since silos do not send all of them.
-    """
+    """Find the first difference between two runs; ``partial``: ``other`` may lack numbers and clients' models."""
     lines, others = (read_lines(folder / "metrics.jsonl") for folder in (one, other))
     for number, (line, other_line) in enumerate(itertools.zip_longest(lines, others, fillvalue=dict[str, Any]()), 1):
         for key in line | other_line:  # in the file's order

@@ -24,17 +24,14 @@ from fl_labelskew_plugins.studies.sweep.plan import Planned
 
 HEAD = ("runs like", "runs", "rounds left", "s/round", "left", "memory", "known from")
 PROBE_ROUNDS, PROBE_S = 2, 5.0
-"""Rounds, and seconds of training, after which a probe run stops."""
+"""Rounds and seconds of a probe run."""
 DECIMALS = ("train_args", "method_args", "partition_args", "privacy_args")
 """Sections of these decimals."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """The cost of one run: seconds, and peak bytes of its (or the server's) process and of tensors on a GPU.
-
-    ``start``: seconds in addition to those of its rounds.
-    """
+    """Seconds of a run besides its rounds and of a round, and peak bytes of its (or the server's) process and GPU."""
 
     start: float
     round: float
@@ -68,7 +65,7 @@ class RunKind:
 
 
 def kinds(planned: Sequence[Planned]) -> list[RunKind]:
-    """Group runs by kind; the estimates are from the current contents of their folders."""
+    """Group runs by kind, with estimates from their folders."""
     groups: dict[str, list[Planned]] = {}
     for run in planned:
         groups.setdefault(_kind(run.recipe), []).append(run)
@@ -97,7 +94,7 @@ def seconds(kinds: Sequence[RunKind], jobs: int) -> float:
 
 
 def totals(kinds: Sequence[RunKind], *, jobs: int, free: float) -> Iterator[str]:
-    """Yield lines on the total cost of the unfinished runs, with ``free`` bytes of memory for all."""
+    """Yield lines on the cost of the unfinished runs, with ``free`` bytes of memory for all."""
     unfinished, total = sum(len(kind.left) for kind in kinds), sum(len(kind.runs) for kind in kinds)
     if not unfinished:
         yield "nothing is left to run"
@@ -120,7 +117,7 @@ def _kind(recipe: Recipe) -> str:
 
 
 def _rough(value: Any) -> Any:
-    """Replace each decimal by whether it is non-zero: parts of weight 0 may not be computed."""
+    """Replace decimals by whether they are non-zero: parts of weight 0 may not be computed."""
     if isinstance(value, dict):
         return {key: _rough(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -129,7 +126,7 @@ def _rough(value: Any) -> Any:
 
 
 def _estimate(run: Planned) -> Estimate | None:
-    """Estimate from the recorded rounds of a run, or else from its batches (see :mod:`.runs.pace`)."""
+    """Estimate from a run's recorded rounds, or else from its batches (:mod:`.runs.pace`)."""
     folder, lines, facts = run.folder, read_lines(run.folder.timings), dict[str, Any]()
     with suppress(LabelSkewError):
         facts = status.read(folder.path)

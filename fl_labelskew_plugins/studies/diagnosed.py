@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fl_labelskew_plugins.diagnostics.points import Points
 
 HEATMAP = "label_heatmap"
-"""The diagnostic from the partition, which every run saves."""
+"""From the partition, which every run saves."""
 MAX_NAMES = 20
 
 
@@ -39,9 +39,8 @@ def check(name: str | None) -> None:
 def plot(frame: DataFrame, name: str, path: Path, *, width: float | None = None) -> None:
     """Draw a diagnostic of the rows from :func:`.report.rows`; ``width``: of a paper's column, in inches.
 
-    Curves show the mean over clients, then mean and standard deviation over seeds. Points are from the first run of
-    each row, and partitions from the first run of each setting. Raise LabelSkewError if a run has not recorded the
-    diagnostic.
+    Curves show the mean over clients, then mean and standard deviation over seeds. Points are of the first seed, and
+    partitions of a setting's first run. Raise LabelSkewError if a run has not recorded the diagnostic.
     """
     from fl_labelskew_plugins.diagnostics.points import Points
     from fl_labelskew_plugins.diagnostics.watch import KINDS
@@ -58,16 +57,12 @@ def plot(frame: DataFrame, name: str, path: Path, *, width: float | None = None)
         for setting, label, runs in zip(frame["setting"], frame["label"], frame["runs"], strict=True):
             for file in (Path(run.name) / f"diagnostics/{name}.jsonl" for run in runs):
                 with _reading(file):
-                    curves = [
-                        (measure if len(lines) == 1 else f"{measure}: {line}", rounds)
-                        for measure, lines in kind.curves(read_lines(file)).items()
-                        for line, rounds in lines.items()
-                        if rounds
-                    ]
-                    for title, rounds in curves:
-                        curve = measures.setdefault(title, {}).setdefault(setting, {}).setdefault(label, {})
-                        for at, values in rounds.items():
-                            curve.setdefault(int(at), []).append(statistics.fmean(map(float, values)))
+                    for measure, lines in kind.curves(read_lines(file)).items():
+                        for line, rounds in lines.items():
+                            title = measure if len(lines) == 1 else f"{measure}: {line}"
+                            for at, values in rounds.items():
+                                curve = measures.setdefault(title, {}).setdefault(setting, {}).setdefault(label, {})
+                                curve.setdefault(int(at), []).append(statistics.fmean(map(float, values)))
         if not measures:
             raise mistake(f"--diagnostic {name}", "its files contain no metrics", "other runs")
         plots.charts(measures, path, methods=report.methods(frame), width=width, log=kind.log)

@@ -33,7 +33,7 @@ SWEEP = "sweep.json"
 
 
 class Client(NamedTuple):
-    """A client: its samples, and the final model's accuracy on its test split; None if unknown."""
+    """A client; ``accuracy``: of the final model on the client's test split; None: unknown."""
 
     name: str
     training_samples: float | None
@@ -45,11 +45,8 @@ class Client(NamedTuple):
 class FinishedRun:
     """The results of the run in the folder ``name``.
 
-    Args:
-        data: fingerprint of its data; None if unknown.
-        personal: whether its method keeps a model for each client.
-        names: ``setting`` and ``label`` from a sweep.
-        clients: empty if the run is unfinished or did not test clients individually.
+    ``data``: their fingerprint; ``personal``: whether the method keeps a model for each client; ``names``: ``setting``
+    and ``label`` from a sweep; ``clients``: empty if the run is unfinished or has not tested them individually.
     """
 
     name: str
@@ -65,35 +62,35 @@ class FinishedRun:
 
     @property
     def seed(self) -> str:
-        """The seed, as text."""
+        """The recipe's seed."""
         return str(self.recipe.get("common_args", {}).get("random_seed"))
 
     @property
     def planned(self) -> int:
-        """The number of rounds in the recipe."""
+        """Rounds in the recipe."""
         return int(number(self.recipe.get("train_args", {}), "comm_round") or 0)
 
     @property
     def whole(self) -> bool:
-        """Whether it has all planned rounds."""
+        """Whether all rounds are complete."""
         return len(self.metrics) >= self.planned
 
     @functools.cached_property
     def measure(self) -> Measure:
-        """The main measure."""
+        """See :func:`.main_measure`."""
         return main_measure(self.metrics)
 
     @property
     def tests(self) -> list[Mapping[str, Any]]:
-        """The rounds that have the main measure."""
+        """See :func:`.main_tests`."""
         return main_tests(self.metrics)
 
     def accuracy(self, count: int) -> float | None:
-        """Mean of the main measure over the last ``count`` tests."""
+        """See :meth:`last`."""
         return self.last(self.measure.key, count)
 
     def last(self, key: str, count: int) -> float | None:
-        """Mean of ``key`` over the last ``count`` tests, if any has it."""
+        """Mean of ``key`` over those of the last ``count`` tests that have it."""
         return mean(number(line, key) for line in self.tests[-count:])
 
     @property
@@ -102,7 +99,7 @@ class FinishedRun:
         return max(float(line[self.measure.key]) for line in self.tests)
 
     def recall(self, count: int) -> list[float | None]:
-        """Mean accuracy of each class over the last ``count`` tests; None for a class without a test sample."""
+        """Mean recall of each class over the last ``count`` tests; None without test samples."""
         lists = [line["recall"] for line in self.tests[-count:] if isinstance(line.get("recall"), list)]
         classes = min(map(len, lists), default=0)
         return [mean(_real(recall[c]) for recall in lists) for c in range(classes)]
@@ -127,7 +124,7 @@ def mean(values: Iterable[float | None]) -> float | None:
 
 
 def folders(paths: Iterable[Path]) -> list[Path]:
-    """Find the distinct run folders in or below these paths, in a sweep's order or sorted by name."""
+    """Find run folders in or below these paths, in a sweep's order or sorted by name."""
     known: dict[Path, Path] = {}
     for path in paths:
         order = {name: place for place, name in enumerate(sweep_names(path))}
@@ -140,7 +137,7 @@ def folders(paths: Iterable[Path]) -> list[Path]:
 
 
 def read(folder: Path) -> FinishedRun:
-    """Read the run in a folder; raise LabelSkewError if it contains no run, or one without a test."""
+    """Read the run in a folder; raise LabelSkewError for no run, or one without a test."""
     if not folder.is_dir():
         raise LabelSkewError(f"{folder}: no such folder")
     if missing := [name for name in ("recipe.yaml", "metrics.jsonl") if not (folder / name).exists()]:
@@ -173,7 +170,7 @@ def read(folder: Path) -> FinishedRun:
 
 
 def sweep_names(folder: Path) -> dict[str, dict[str, str]]:
-    """Read a sweep's names: folder name to ``setting`` and ``label``; empty if missing or damaged."""
+    """Read a sweep's ``setting`` and ``label`` of each folder name; empty if missing or damaged."""
     try:
         content = json.loads(read_text(folder / SWEEP))
         return {
@@ -191,7 +188,7 @@ def _is_name(run: str) -> bool:
 
 
 def read_all(paths: Iterable[Path]) -> tuple[list[FinishedRun], list[str]]:
-    """Read runs; return them, and an error message per unreadable folder."""
+    """Return the runs, and an error message per unreadable folder."""
     runs, wrong = [], []
     names_in = functools.cache(sweep_names)
     for folder in folders(paths):
@@ -211,11 +208,6 @@ def flat(recipe: Resolved) -> dict[str, Any]:
         for name, value in settings.items()
         if name == PRECISION or (name.partition(".")[0] not in MACHINE_SECTIONS and name not in (SEED, *PLACES))
     }
-
-
-def same(a: FinishedRun, b: FinishedRun) -> bool:
-    """Whether two runs have the same settings and data, apart from their seeds."""
-    return flat(a.recipe) == flat(b.recipe) and a.data == b.data
 
 
 def grouped(runs: Sequence[FinishedRun]) -> list[list[FinishedRun]]:

@@ -20,7 +20,7 @@ from fl_labelskew_plugins.studies.finished import mean
 
 MAX_CLIENTS = 50
 PageTable = dict[str, Any]
-"""``head``; ``rows`` of cells, each a text and its mark (:func:`.printed.marks`); ``words``: number of text columns."""
+"""``head``; ``rows`` of cells, each a text and its mark; ``words``: number of text columns."""
 
 
 def page(frame: DataFrame, *, last: int, baseline: str) -> str:
@@ -54,7 +54,7 @@ def _summary(frame: DataFrame) -> PageTable:
 
 
 def _classes(frame: DataFrame) -> dict[str, PageTable]:
-    """Recall per class in per cent, for each setting that has any."""
+    """Recall per class in per cent, by setting."""
     tables = {}
     for setting, rows in frame.groupby("setting", sort=False):
         if classes := max(map(len, rows["recall"])):
@@ -69,7 +69,7 @@ def _classes(frame: DataFrame) -> dict[str, PageTable]:
 
 
 def _clients(frame: DataFrame) -> dict[str, PageTable]:
-    """Individually tested clients per row, the worst ones first; samples are ranges over runs, such as ``40-52``."""
+    """Tested clients of each row, the worst first."""
     tables = {}
     for setting, label, runs in zip(frame["setting"], frame["label"], frame["runs"], strict=True):
         tested = [run for run in runs if run.clients]

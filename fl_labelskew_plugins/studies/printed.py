@@ -41,7 +41,7 @@ BETTER = {"accuracy": 1, "personalised": 1, "best": 1, "worst client": 1, "round
 
 
 def numbers(frame: DataFrame, columns: Sequence[str] = ()) -> DataFrame:
-    """Select the informative columns, or the given :data:`MEASURES` with text columns and their :data:`PARTS`."""
+    """Select the informative columns, or given :data:`MEASURES` with text columns and :data:`PARTS`."""
     if columns:
         parts = [[column, *(part for part in PARTS if PARTS[part] == column)] for column in columns]
         words = [name for name in WORDS if name != "test" or not _all_global(frame)]
@@ -64,11 +64,10 @@ def _all_global(frame: DataFrame) -> bool:
 
 
 def texts(frame: DataFrame, columns: Sequence[str] = (), *, split: bool = False) -> DataFrame:
-    """Format a table from :func:`.report.rows`, with accuracies in per cent, mean and std over seeds.
+    """Format a table from :func:`.report.rows`, with accuracies in per cent.
 
-    ``!`` marks the best round if the last tests of a run are much worse, see :data:`.report.FALL`. ``columns``: some of
-    :data:`MEASURES`; default: all informative ones. ``split``: separate columns for mean and std, and for each part of
-    a name.
+    ``columns``: some of :data:`MEASURES`; default: all informative ones. ``split``: separate columns for mean and std,
+    and for each part of a name.
     """
     cells = numbers(frame, columns)
     text = pd.DataFrame({name: _formatted(column, FORMS[name]) for name, column in cells.items()}, dtype=object)
@@ -103,9 +102,9 @@ def _formatted(column: Any, form: str) -> Any:
 
 
 def marks(frame: DataFrame, columns: Sequence[str] = ()) -> DataFrame:
-    """Mark each cell of the printed table: 1 for the best of its setting, 2 for the second best, 0 for others.
+    """Mark each cell of :func:`texts`: 1 for the best of its setting, 2 for the second best, 0 for others.
 
-    Values are compared as printed. A setting with a single value has no mark.
+    Values are compared as printed; a single value has no mark.
     """
     printed, split = texts(frame, columns), texts(frame, columns, split=True)
     marked = pd.DataFrame(0, printed.index, printed.columns)
@@ -118,10 +117,7 @@ def marks(frame: DataFrame, columns: Sequence[str] = ()) -> DataFrame:
 
 
 def pivoted(frame: DataFrame, table: DataFrame, empty: Any) -> DataFrame:
-    """Rearrange :func:`texts` or :func:`marks` to a row per label and a column per setting and measure.
-
-    Incomplete rows are omitted. ``empty``: the cell of a setting without a run.
-    """
+    """Rearrange complete rows of :func:`texts` or :func:`marks` to a row per label; ``empty``: missing cells."""
     frame, table = frame[frame["whole"]], table[frame["whole"]]
     measures = [name for name in table if name not in WORDS]
     labels, settings = frame["label"].unique(), frame["setting"].unique()

@@ -1,7 +1,4 @@
-"""Tables over run folders: runs on the same data that differ only in their seed share a row.
-
-Incomplete runs are excluded from rows with complete runs. Other rows show them, but are not compared.
-"""
+"""Tables over run folders; docs/sweeps.md describes rows and columns."""
 
 import functools
 import itertools
@@ -21,7 +18,7 @@ from fl_labelskew_plugins import plots
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe.mistakes import unknown
 from fl_labelskew_plugins.runs.measure import GLOBAL, MEASURES, NAMED
-from fl_labelskew_plugins.studies.finished import PLACES, SETTING_KEYS, FinishedRun, flat, number, same
+from fl_labelskew_plugins.studies.finished import PLACES, SETTING_KEYS, FinishedRun, flat, number
 
 Curve = dict[int, list[float]]
 """Round, from 1, to the accuracy of each seed."""
@@ -35,17 +32,15 @@ NAMES = {
 }
 """Column to its key in a recipe, and its default."""
 FALL = 3.0
-"""Per cent points by which a run's best round exceeds its last tests if its accuracy falls or oscillates."""
+"""Per cent points; a larger difference between best and last tests shows that the accuracy falls or oscillates."""
 DIFFERENCE = ["difference", "difference_low", "difference_high", "pairs"]
 CHOSEN = (("label", "method", "optimizer"), ("setting", "place", "partition"), ("data",))
-"""Columns in which :func:`only` searches a name, one tuple per kind."""
+"""Columns of each kind of names in :func:`only`."""
 PRINTED = {"accuracy": "accuracy", "best_accuracy": "best", "personalised_accuracy": "personalised"}
 
 
 def rows(groups: Sequence[Sequence[FinishedRun]], last: int, baseline: str = "fedavg") -> DataFrame:
-    """Make a row per group: the columns of :data:`.printed.FORMS`, described in docs/sweeps.md, NaN for missing values.
-
-    Further columns:
+    """Make a row per group: the columns of :data:`.printed.FORMS`, NaN for missing values, and further ones.
 
     - falls: whether a run's best is more than :data:`FALL` above its accuracy.
     - not within: the last round, if the mean over seeds never reaches the baseline's best.
@@ -53,8 +48,8 @@ def rows(groups: Sequence[Sequence[FinishedRun]], last: int, baseline: str = "fe
     - runs, whole: one run per seed, only complete ones if any is complete; whether they are complete.
     - keys, curve, recall: ``section.key`` to value as JSON; accuracies, 0 to 1; of each class, in per cent.
 
-    ``baseline``: a method under federated_optimizer FedAvg, or a label; each row is compared with the most similar
-    matching one. Raise LabelSkewError if no row matches; only FedAvg may be missing.
+    ``baseline``: a method under federated_optimizer FedAvg, or a label. Raise LabelSkewError if no row matches; only
+    FedAvg may be missing.
     """
     firsts = [group[0] for group in groups]
     measures = [run.measure for run in firsts]
@@ -118,12 +113,12 @@ def _measure(frame: DataFrame, last: int) -> None:
 
 
 def _data(runs: Sequence[FinishedRun]) -> list[dict[str, str]]:
-    """For each run, identify its data if runs with equal settings used different data.
+    """For each run, a key that identifies its data if runs with equal settings used different data.
 
-    The key is the data's folder. If a folder had different data, it is the start of the fingerprint.
+    The key is the data's folder or, if a folder had different data, the start of their fingerprint.
     """
     folders_of_run = []
-    by_setting: dict[str, dict[str | None, str]] = {}  # for each setting and fingerprint, the first folder
+    by_setting: dict[str, dict[str | None, str]] = {}  # setting to fingerprint to first folder
     for run in runs:
         values = {key: value for key, value in flat(run.recipe).items() if key.startswith(SETTING_KEYS)}
         folders = by_setting.setdefault(json.dumps(values, sort_keys=True), {})
@@ -162,7 +157,7 @@ def _required(partition: str) -> tuple[str, ...]:
 
 
 def ends(counts: Sequence[int]) -> str:
-    """Format the lowest and the highest number, such as ``3-20``; one number if they are equal."""
+    """Format the lowest and the highest number, such as ``3-20``."""
     return "-".join(map(str, dict.fromkeys((min(counts), max(counts)))))
 
 
@@ -201,7 +196,7 @@ def _name_what_differs(frame: DataFrame) -> None:
 
 
 def _name_as_swept(frame: DataFrame) -> None:
-    """Use sweeps' names for settings and rows, if all rows have names that distinguish the same rows."""
+    """Use a sweep's names if all rows have some that distinguish the same rows."""
 
     def names_of(kind: str) -> Any:
         names = [{run.names.get(kind) for run in runs} for runs in frame["runs"]]
@@ -235,7 +230,7 @@ def _rank(frame: DataFrame) -> None:
 def _compare(frame: DataFrame, baseline: str, last: int) -> None:
     """Add rounds to the baseline's best (FedMR's table 4, FedShift's table 2), and the difference from its accuracy.
 
-    The papers have no rule for seeds. Here, the mean accuracy over seeds must reach the baseline's highest mean.
+    The papers have no rule for seeds. Here, the mean over seeds must reach the baseline's highest mean.
     """
     frame[["rounds to baseline", "speedup", "not within", *DIFFERENCE]] = math.nan
     means = [
@@ -293,9 +288,9 @@ def interval(differences: Sequence[float]) -> tuple[float, float]:
 
 
 def only(frame: DataFrame, names: Sequence[str]) -> DataFrame:
-    """Select rows by names of methods, settings and data, and rank them again.
+    """Select rows by names of methods, settings and data, and rank them again; raise LabelSkewError without a match.
 
-    A kind without a name is not restricted. Raise LabelSkewError if no row has one of the names, or all kinds.
+    A kind without a name is not restricted.
     """
     selected = frame["whole"] | True
     unmatched = set(names)
@@ -324,7 +319,7 @@ def names_in(frame: DataFrame, *columns: str) -> list[str]:
 
 
 def notes(frame: DataFrame, runs: Iterable[FinishedRun], last: int = 5) -> list[str]:
-    """List notes on incomplete, uncounted and falling runs, numbers of papers, and different measures."""
+    """List notes on runs, numbers of papers, and different measures."""
     counted = [run for runs in frame["runs"] for run in runs]
     lines = [note for run in runs if (note := _note(run, counted))]
     for run in counted:
@@ -348,22 +343,22 @@ def _note(run: FinishedRun, counted: Sequence[FinishedRun]) -> str:
         return f"{run.name}: {len(run.metrics)} of {run.planned} rounds: {effect}"
     if in_table:
         return ""
-    twin = next(other for other in counted if other.seed == run.seed and same(other, run))
+    settings = (run.seed, run.data, flat(run.recipe))
+    twin = next(other for other in counted if (other.seed, other.data, flat(other.recipe)) == settings)
     return f"{run.name}: same recipe, data and seed as {twin.name}: counted once"
 
 
 def curves(frame: DataFrame) -> dict[str, dict[str, Curve]]:
     """Map setting and label to accuracies."""
     settings: dict[str, dict[str, Curve]] = {}
-    for row in frame.to_dict("records"):
-        names = settings.setdefault(row["setting"], {})
-        for round_, values in row["curve"].items():
-            names.setdefault(row["label"], {}).setdefault(round_, []).extend(values)
+    for setting, label, curve in zip(frame["setting"], frame["label"], frame["curve"], strict=True):
+        for round_, values in curve.items():
+            settings.setdefault(setting, {}).setdefault(label, {}).setdefault(round_, []).extend(values)
     return settings
 
 
 def plot(frame: DataFrame, path: Path, width: float | None = None) -> None:
-    """Draw the rows' accuracies over the rounds; see :func:`.plots.compare`."""
+    """Draw the rows' accuracies with :func:`.plots.compare`."""
     of_clients = frame["test"].nunique() == 1 and frame["test"][0] != NAMED[GLOBAL].name
     tested = frame["test"][0] if of_clients else ""  # if there are several, the settings' names contain it
     plots.compare(curves(frame), path, methods=methods(frame), width=width, tested=tested)
@@ -375,6 +370,6 @@ def tested_on(frame: DataFrame) -> str:
 
 
 def methods(frame: DataFrame) -> dict[str, str]:
-    """Map row label to the name that selects its colour: the method, or FedAvg's optimiser if not the default."""
+    """Map row label to method, or to optimiser for FedAvg with another one; see :func:`.plots.looks`."""
     of_optimizer = (frame["method"] == "fedavg") & (frame["optimizer"] != PLAIN_OPTIMIZER)
     return dict(zip(frame["label"], frame["method"].mask(of_optimizer, frame["optimizer"]), strict=True))

@@ -36,7 +36,7 @@ PrintLine = Callable[[str], None]
 
 
 def seconds_of(budget: str) -> float:
-    """Convert a budget such as ``2h`` or ``1h30m`` to seconds; raise LabelSkewError if it is invalid or zero."""
+    """Convert a budget such as ``1h30m`` to seconds; raise LabelSkewError if it is invalid or zero."""
     parts = re.findall(r"(\d+(?:\.\d+)?)([smhd])", budget)
     if not parts or "".join(number + unit for number, unit in parts) != budget:
         raise mistake(f"--budget {budget}", "invalid duration", "a number with its unit, such as 90s, 30m, 2h or 1h30m")
@@ -48,10 +48,7 @@ def seconds_of(budget: str) -> float:
 
 @dataclass(frozen=True)
 class Experiment:
-    """One recipe, to be run with several seeds in the folder ``out``.
-
-    ``original_rounds``: before the overrides. ``deviations``: ``key: original value -> new value``.
-    """
+    """One recipe for several seeds; ``original_rounds``: before overrides; ``deviations``: ``key: old -> new``."""
 
     name: str
     path: Path
@@ -62,23 +59,20 @@ class Experiment:
     out: Path
 
     def folder(self, seed: int) -> RunFolder:
-        """The folder of a seed's run."""
+        """Folder of a seed's run."""
         return RunFolder(self.out / f"seed{seed}")
 
     def settings(self, seed: int) -> tuple[str, ...]:
-        """The overrides of a seed's run."""
+        """Overrides of a seed's run."""
         return (*self.overrides, f"common_args.random_seed={seed}")
 
     def done(self, seed: int) -> int:
-        """The number of complete rounds of a seed's run."""
+        """Complete rounds of a seed's run."""
         return len(read_lines(self.folder(seed).metrics))
 
 
 def experiments(named: Mapping[str, Path], overrides: Sequence[str], out: Path) -> list[Experiment]:
-    """Load and check recipes and their data; raise MistakesError with all mistakes, a line each.
-
-    ``named``: name, also of the experiment's folder in ``out``, to path.
-    """
+    """Load and check recipes by name, and their data; raise MistakesError with all mistakes."""
     checked, wrong = [], []
     for name, path in named.items():
         try:
@@ -107,10 +101,7 @@ def differences(before: Recipe, after: Recipe) -> tuple[str, ...]:
 def run_all(
     chosen: Sequence[Experiment], seeds: int, print_line: PrintLine, *, quiet: bool, until: float = math.inf
 ) -> None:
-    """Run every experiment with the seeds ``0 .. seeds - 1`` until a time, in seconds of :func:`time.monotonic`.
-
-    Each run gets an equal share of the remaining time; see :func:`complete`.
-    """
+    """:func:`complete` all runs until a time of :func:`time.monotonic`; each gets an equal share of the rest."""
     runs = [(experiment, seed) for seed in range(seeds) for experiment in chosen]
     unfinished = [(one, seed) for one, seed in runs if held(one.path, one.settings(seed), one.folder(seed)) != "done"]
     for number, (experiment, seed) in enumerate(unfinished):
@@ -126,10 +117,7 @@ def run_all(
 
 
 def held(path: Path, settings: Sequence[str], folder: RunFolder) -> str | None:
-    """Return the state of a recipe's run in a folder: ``done``, ``begun``, or None for an empty folder.
-
-    Raise LabelSkewError if the folder contains another run.
-    """
+    """Return ``done``, ``begun``, or None for an empty folder; raise LabelSkewError if it contains another run."""
     if not folder.recipe.exists():
         return None
     kept, wanted = recipes.load(folder.recipe), recipes.load(path, settings)
@@ -148,9 +136,9 @@ def complete(
     pause: Pause | None = None,
     host: str | None = None,
 ) -> bool:
-    """Start or resume a run, until its end or ``pause``; return whether anything was left to do.
+    """Start or resume a run, until its end or ``pause``; return False if it was done.
 
-    Raise HeldError if another process is running it; see also :func:`held` and :func:`.start.start`.
+    Raise HeldError if another process is running it, and as :func:`held` and :func:`.start.start`.
     """
     if held(path, settings, folder) == "done":
         return False
@@ -192,8 +180,7 @@ HEAD = (
 def rows(experiment: Experiment, seeds: int) -> list[list[str]]:
     """Return a row under :data:`HEAD` per expected number, or one row without a verdict.
 
-    All runs are compared after the number of rounds of the shortest one. Runs on small copies of the data (``labelskew
-    data fake``) or with missing rounds get no verdict.
+    All runs are compared after the rounds of the shortest one; no verdict for made-up data or missing rounds.
     """
     begun = [seed for seed in range(seeds) if experiment.done(seed)]
     rounds = min(map(experiment.done, begun), default=0)
@@ -232,12 +219,12 @@ def _mean_and_std(values: Sequence[float]) -> tuple[str, str]:
 
 
 def _last_tests(experiment: Experiment, rounds: int) -> int:
-    """Number of last tests to average: the recipe's ``last_rounds``, shortened in proportion to the rounds."""
+    """The recipe's ``last_rounds``, shortened in proportion to the rounds."""
     return max(1, round(experiment.recipe.validation.last_rounds * min(1.0, rounds / experiment.original_rounds)))
 
 
 def measured(run: FinishedRun, number: Expected, experiment: Experiment, rounds: int) -> float | None:
-    """Return a run's value of an expected number, in its unit, if known."""
+    """Return a run's value, if known, in the unit of the expected number."""
     if number.measure == "rounds_to":
         assert number.target is not None  # Expected has checked it
         reached = (line["round"] + 1 for line in run.tests if 100 * line.get(GLOBAL, 0) >= number.target)
@@ -249,7 +236,7 @@ def measured(run: FinishedRun, number: Expected, experiment: Experiment, rounds:
 
 
 def verdict(number: Expected, values: Sequence[float | None]) -> str:
-    """Return ``reached``, ``beyond``, ``fell short`` or ``not measured``, for runs with all rounds."""
+    """Return ``reached``, ``beyond``, ``fell short`` or ``not measured``."""
     known = [value for value in values if value is not None]
     better = -1 if number.measure == "rounds_to" else 1
     if len(known) < len(values):

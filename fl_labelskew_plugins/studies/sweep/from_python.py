@@ -35,8 +35,8 @@ MARK = "# written by fl.sweep, which overwrites it"
 class Sweep(NamedTuple):
     """The runs that have begun, in the sweep's order, and a table with a row per run, indexed by its name.
 
-    Columns: ``state``, ``rounds``, ``accuracy`` of the last test and ``best`` (0 to 1), ``reason`` (the reason of a
-    failure), and each ``section.key`` in which the runs differ.
+    Columns: ``state``, ``rounds``, ``accuracy`` of the last test and ``best`` (0 to 1), ``reason`` of a failure, and
+    each ``section.key`` in which the runs differ.
     """
 
     runs: list[Run]
@@ -90,7 +90,7 @@ def sweep(
 
 
 def _written(content: Mapping[str, Any], changes: Mapping[str, Any], out: Path | None) -> Path:
-    """Write the sweep with the changes to the folder of all runs; return the file."""
+    """Write the sweep with the changes; return the file."""
     if out is None and not isinstance(content.get("out"), str | Path):
         raise mistake("out", "missing", "the folder of all runs, as fl.sweep(..., out='runs/mine')")
     folder = Path(out or content["out"]).expanduser()

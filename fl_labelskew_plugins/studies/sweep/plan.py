@@ -1,4 +1,4 @@
-"""The grid of a sweep: its runs, their names, folders and states."""
+"""The runs of a sweep's grid."""
 
 import itertools
 import json
@@ -47,7 +47,7 @@ class SweepFile(Params):
 
 
 class AxisValue(NamedTuple):
-    """A value of an axis: its part of a run's name, its overrides, and whether the user named it."""
+    """A value of an axis; ``label``: part of a run's name; ``named``: by the user."""
 
     label: str
     settings: tuple[str, ...]
@@ -56,14 +56,7 @@ class AxisValue(NamedTuple):
 
 @dataclass(frozen=True)
 class Planned:
-    """A run of one combination.
-
-    Args:
-        settings: overrides of the base, ``section.key=value``.
-        gpus: GPU numbers, of which the run gets one; empty on the CPU.
-        number: from 0, in the file's order.
-        names: names of setting and label in a report, if the user named them.
-    """
+    """A run; ``gpus``: numbers, of which it gets one; ``names``: of setting and label in a report."""
 
     name: str
     base: Path
@@ -84,10 +77,9 @@ def plan(
     *,
     elsewhere: bool = False,
 ) -> list[Planned]:
-    """List and check all combinations of a sweep's file; raise MistakesError with all mistakes, a line each.
+    """List and check all combinations of a sweep's file; raise MistakesError with all mistakes.
 
-    ``only``: names of values; an axis that contains any of these names runs only these values. ``elsewhere``: whether
-    the runs are for other machines; data and GPUs are then not checked.
+    ``only``: see :func:`.sweep`; ``elsewhere``: data and GPUs are on other machines, and not checked.
     """
     file = _read(path)
     out = out or Path(file.out or f"runs/{path.stem}").expanduser()
@@ -144,7 +136,7 @@ def plan(
 
 
 def write_names(planned: Sequence[Planned]) -> None:
-    """Add the names for a report to the folder of all runs; raise LabelSkewError if it cannot be written."""
+    """Add the names for a report to :data:`.SWEEP`; raise LabelSkewError if it cannot be written."""
     folder = planned[0].folder.path.parent
     known = finished.sweep_names(folder)
     names = known | {run.name: dict(run.names) for run in planned}
@@ -234,7 +226,7 @@ def _label(key: str, value: Any) -> str:
 
 
 def _kind(axis: Sequence[AxisValue]) -> str | None:
-    """The name in a report to which an axis belongs: ``setting`` if it changes data or partition, or ``label``."""
+    """The name in a report that contains an axis: ``setting`` if it changes data or partition, or ``label``."""
     keys = {_key(setting) for choice in axis for setting in choice.settings}
     if any(key.startswith(finished.SETTING_KEYS) for key in keys):
         return "setting"
@@ -242,7 +234,7 @@ def _kind(axis: Sequence[AxisValue]) -> str | None:
 
 
 def _names(kinds: Sequence[str | None], choices: Sequence[AxisValue]) -> dict[str, str]:
-    """A report's names for a combination; only named axes have names."""
+    """A report's names for a combination, if the user named an axis."""
     names = {}
     for kind in ("setting", "label"):
         chosen = [choice for choice, of in zip(choices, kinds, strict=True) if of == kind]
@@ -284,7 +276,7 @@ def _few(names: Sequence[str]) -> str:
 
 
 def of_experiments(experiments: Sequence[Experiment], seeds: int) -> list[Planned]:
-    """Convert the runs of ``labelskew reproduce``; their recipes and GPUs are unchanged."""
+    """Convert the runs of ``labelskew reproduce``."""
     planned = []
     for number, (experiment, seed) in enumerate(itertools.product(experiments, range(seeds))):
         folder, settings = experiment.folder(seed), experiment.settings(seed)
@@ -294,7 +286,7 @@ def of_experiments(experiments: Sequence[Experiment], seeds: int) -> list[Planne
 
 
 def missing(planned: Sequence[Planned]) -> list[str]:
-    """List the data sets and GPUs that this machine lacks."""
+    """List missing data sets and GPUs."""
     wrong: dict[str, None] = {}
     for run in planned:
         try:

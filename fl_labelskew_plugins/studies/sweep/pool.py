@@ -54,10 +54,10 @@ def run_all(
     host: str | None = None,
     pause: Pause | None = None,
 ) -> list[str]:
-    """Finish all runs, ``jobs`` at a time (default: :func:`default_jobs`); return a line per failed run.
+    """Finish all runs; return a line per failed run.
 
-    ``memory``: GB (10^9 bytes) for all runs together; default: :data:`MEMORY_SHARE` of the free memory. Raise
-    LabelSkewError if folders contain other runs, or cannot be written.
+    ``jobs``: see :func:`default_jobs`; ``memory``: see :func:`memory_bound`. Raise LabelSkewError if folders contain
+    other runs, or cannot be written.
     """
     states = states_of(planned)
     unfinished = [run for run in planned if states[run.name] != "done"]
@@ -73,10 +73,7 @@ def run_all(
 
 
 def run_here(run: Planned, print_line: PrintLine, host: str | None = None) -> None:
-    """Finish one run in this process, on the first visible GPU, and print its result or the process that runs it.
-
-    Raise MistakesError if this machine lacks the data or the GPU; see also :func:`.reproduce.complete`.
-    """
+    """Finish one run in this process, on the first visible GPU; raise MistakesError if data or GPU are missing."""
     begun, title = time.monotonic(), f"task {run.number}  {run.name}"
     if states_of([run])[run.name] != "done" and (wrong := missing([run])):
         raise MistakesError(wrong)
@@ -100,7 +97,7 @@ def default_jobs(planned: Sequence[Planned]) -> int:
 
 
 def memory_bound(memory: float | None) -> float:
-    """Bytes for all runs together: ``memory`` GB, or :data:`MEMORY_SHARE` of the free memory."""
+    """Bytes for all runs together: ``memory`` GB (10^9 bytes), or :data:`MEMORY_SHARE` of the free memory."""
     return MEMORY_SHARE * free_memory() if memory is None else memory * 1e9
 
 
@@ -117,8 +114,8 @@ class RunProcess:
 class Pool:
     """Run processes, ``slots`` at a time within ``bound`` bytes.
 
-    A run's estimated memory is the highest ``peak_mb`` of runs on the same data and network. Until the first such run
-    has finished a round, no other run is started.
+    A run's estimated memory is the highest ``peak_mb`` on the same data and network. Until a first such run has
+    finished a round, no other run starts.
     """
 
     def __init__(
@@ -147,7 +144,7 @@ class Pool:
             self._remember(run)
 
     def work(self) -> list[str]:
-        """Run until all runs have ended, or until their time to pause has passed."""
+        """Run until all runs have ended, or should have paused."""
         try:
             with interrupting():
                 resource_tracker.ensure_running()  # its start unblocks signals, so it comes first
@@ -192,7 +189,7 @@ class Pool:
         return False
 
     def _fits(self) -> bool:
-        """Whether a slot is free, and the memory suffices for the first waiting run."""
+        """Whether a slot and memory are free for the first waiting run."""
         if not self.running:
             return True
         for job in self.running:
@@ -263,7 +260,7 @@ def _remove_if_empty(file: Path) -> None:
 
 
 def error_in_log(file: Path) -> str:
-    """Read a failed run's error message, or a traceback's last line, from its log; empty if it has neither."""
+    """Read a failed run's error message, or a traceback's last line, from its log, if any."""
     with contextlib.suppress(OSError):
         lines = [line for line in read_text(file, "replace").splitlines() if line.strip()]
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
@@ -283,7 +280,7 @@ def _work(
     host: str | None,
     pause: Pause | None,
 ) -> None:
-    """Complete one run in its own process; output goes to ``file``, unless the disk is full."""
+    """Complete one run in its own process, with output to ``file`` unless the disk is full."""
     os.setsid()  # Ctrl-C reaches only the sweep, which terminates this process
     signal.signal(signal.SIGINT, signal.default_int_handler)  # for the run's own processes; see .forkserver
     try:
