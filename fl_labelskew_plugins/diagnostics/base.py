@@ -14,17 +14,14 @@ from fl_labelskew_plugins.engine.local import LocalTrainer
 from fl_labelskew_plugins.tensors import Weights
 
 Rounds = dict[int, list[float]]
-"""Round, from 1, to all values of a number, such as one per client."""
+"""Round, from 1, to values, such as one per client."""
 Curves = dict[str, dict[str, Rounds]]
 """Axis label to line label to values."""
 
 
 @dataclass(frozen=True)
 class RunInfo:
-    """The observed run; ``counts``: ``(K, C)`` int64 training samples per client.
-
-    The trainer's network may be overwritten between two turns.
-    """
+    """The observed run; ``counts``: ``(K, C)`` int64 training samples. Turns may overwrite the trainer's network."""
 
     title: str
     trainer: LocalTrainer
@@ -33,15 +30,12 @@ class RunInfo:
     rounds: int
 
     def held(self, client: int) -> list[int]:
-        """Classes of which this client has training samples."""
+        """Classes with training samples at this client."""
         return [c for c, n in enumerate(self.counts[client].tolist()) if n]
 
 
 class Diagnostic:
-    """One diagnostic of a run, called every ``diagnostics_every`` rounds; it must not change the run.
-
-    ``lines`` collects the round's numbers, each a mapping of plain values.
-    """
+    """One diagnostic, called every ``diagnostics_every`` rounds; must not change the run. ``lines``: of the round."""
 
     num_features: ClassVar[int | None] = None
     """Required number of features ``d`` of the network."""
@@ -56,7 +50,7 @@ class Diagnostic:
         self.check()
 
     def check(self) -> None:
-        """Raise LabelSkewError if the run does not support this diagnostic."""
+        """Raise LabelSkewError for an unsuitable run."""
         d, wanted = self.run.trainer.federation.num_features, self.num_features
         if wanted is not None and d != wanted:
             needs = f"{self.name} needs a network of {wanted} features, this one has {d}"
@@ -77,7 +71,6 @@ class Diagnostic:
 
     @classmethod
     def curves(cls, lines: Sequence[dict[str, Any]]) -> Curves:
-        """Curves over the rounds."""
         return {}
 
     def draw(self, lines: Sequence[dict[str, Any]]) -> None:
@@ -89,7 +82,7 @@ class Diagnostic:
 
 
 def by_round(lines: Sequence[dict[str, Any]], name: str) -> Rounds:
-    """All clients' values of a number in each round that has some."""
+    """All values of a number."""
     rounds: Rounds = {}
     for line in lines:
         if line.get(name) is not None:
@@ -111,7 +104,7 @@ def test_features(trainer: LocalTrainer, weights: Weights, index: Tensor) -> Ten
 
 
 def some_test_samples(trainer: LocalTrainer, most: int) -> Tensor:
-    """Indices of at most ``most`` test samples, from the recipe's seed."""
+    """Indices of at most ``most`` test samples."""
     rng = seeds.numpy_generator(trainer.federation.seed, "diagnostics")
     order = rng.permutation(len(trainer.test.y))[:most]
     return torch.from_numpy(order).to(trainer.device)

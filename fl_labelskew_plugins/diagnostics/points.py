@@ -17,22 +17,16 @@ from fl_labelskew_plugins.ops import class_means
 from fl_labelskew_plugins.tensors import Weights, save_atomic
 
 MAX_SAMPLES = 1000
-"""Maximum of test samples."""
 STAGE_TITLES = {"start": "client before training", "local": "client after training", "global": "global model"}
-"""Stages of a round, and titles of their panels."""
 PANEL_WIDTH = 5.0
 """Width of a panel, in inches, at which marks have their normal size."""
-MIN_EMBEDDED = 8
-"""Minimum number of test samples for t-SNE."""
+MIN_EMBEDDED = 8  # test samples for t-SNE
 
 
 class Points(Diagnostic):
-    """Features of test samples under the first client's weights and under the global ones, as in figure 4 of FedRS.
+    """Features of test samples under the first client's weights and under the global ones, as in figure 4 of FedRS."""
 
-    ``stages``: ``start``, the round's start weights; ``local``, the client's upload; ``global``, the aggregated model.
-    """
-
-    stages: ClassVar[Sequence[str]]
+    stages: ClassVar[Sequence[str]]  # of STAGE_TITLES
     three_d: ClassVar[bool] = False
 
     def __init__(self, name: str, run: RunInfo, folder: Path) -> None:
@@ -49,17 +43,14 @@ class Points(Diagnostic):
         return features
 
     def line(self, points: Tensor, proxies: Tensor, labels: Tensor) -> dict[str, Any]:
-        """Numbers of a stage from points, proxies ``(C, d)`` and labels ``(n,)``; empty: no line."""
+        """Numbers of a stage, if any, from points, proxies ``(C, d)`` and labels ``(n,)``."""
         return {}
 
     @classmethod
     def panel(
         cls, axes: Any, points: Tensor, proxies: Tensor, labels: Tensor, held: list[int] | None, scale: float
     ) -> None:
-        """Draw a stage; missing classes are hollow.
-
-        ``held``: the client's classes, None for the global model; ``scale``: size of the marks.
-        """
+        """Draw a stage; classes that are not in ``held`` are hollow; ``scale``: size of the marks."""
         if cls.three_d:
             plots.sphere(axes)
         plots.scatter(axes, points.numpy(), labels.numpy(), classes=len(proxies), solid=held, scale=scale)
@@ -99,7 +90,7 @@ class Points(Diagnostic):
 
 @dataclass(frozen=True)
 class ClientPoints:
-    """Stored tensors of :class:`Points`, for plots; ``held``: classes of which the client has training samples."""
+    """Stored tensors of :class:`Points`; ``held``: see :meth:`.RunInfo.held`."""
 
     kept: Mapping[str, Tensor]
     held: list[int]
@@ -119,10 +110,7 @@ class ClientPoints:
 def draw_points(
     kind: type[Points], columns: Mapping[str, ClientPoints], path: Path, width: float | None = None
 ) -> None:
-    """Draw stages in rows and runs, by title, in columns; a single run has its stages side by side.
-
-    ``width``: of a paper's column in inches; default: of a screen.
-    """
+    """Draw stages in rows and runs, by title, in columns; ``width``: see :func:`.plots.panels`."""
     rows = {STAGE_TITLES[stage]: stage for stage in kind.stages}
     space = {"projection": "3d" if kind.three_d else None}
     legend: dict[int, tuple[Any, str]] = {}
@@ -142,7 +130,7 @@ def draw_points(
 
 
 def arrows(points: Tensor, proxies: Tensor, share: float = 0.5) -> Tensor:
-    """Proxies ``(C, 2)``, scaled so that the longest is ``share`` of the largest distance of a point (papers: by 10).
+    """Proxies ``(C, 2)``; the longest is ``share`` of the largest distance of a point (papers: scaled by 10).
 
     >>> arrows(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 1.0], [0.5, 0.0]]))
     tensor([[0.0000, 2.5000],
@@ -155,10 +143,7 @@ def arrows(points: Tensor, proxies: Tensor, share: float = 0.5) -> Tensor:
 
 
 class Features2D(Points):
-    """Test features and proxies of the round's first client before and after training, and of the global model.
-
-    FedRS, figures 3, 4 and 12; MAP, figure 5.
-    """
+    """Test features and proxies: FedRS, figures 3, 4 and 12; MAP, figure 5."""
 
     num_features = 2
     stages = ("start", "local", "global")
@@ -203,15 +188,11 @@ class FeatureSphere(Points):
         return normalize(features, dim=1)
 
     def line(self, points: Tensor, proxies: Tensor, labels: Tensor) -> dict[str, Any]:
-        """Shares of the variance along the three principal directions."""
         return {"principal_shares": principal_shares(points)}
 
 
 def embedding(features: Tensor, seed: int) -> Tensor:
-    """t-SNE of features ``(n, d)`` as ``(n, 2)``, with perplexity 30 or at most ``(n - 1) / 3``; deterministic.
-
-    van der Maaten and Hinton, JMLR 2008, in scikit-learn's implementation.
-    """
+    """t-SNE of features ``(n, d)`` as ``(n, 2)`` (van der Maaten and Hinton, JMLR 2008); deterministic."""
     from sklearn.manifold import TSNE
 
     perplexity = min(30.0, (len(features) - 1) / 3)

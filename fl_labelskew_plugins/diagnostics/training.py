@@ -15,10 +15,7 @@ from fl_labelskew_plugins.tensors import Weights
 
 
 class TrainingMeans(Diagnostic):
-    """Means over the batches of a client's local training up to its upload.
-
-    ``panels``: axis label of each chart, to names and labels of its numbers.
-    """
+    """Means over the batches of a client's training; ``panels``: axis label to names and labels of numbers."""
 
     panels: ClassVar[Mapping[str, Mapping[str, str]]]
 
@@ -27,7 +24,7 @@ class TrainingMeans(Diagnostic):
         self._sums: dict[str, tuple[Tensor, int]] = {}
 
     def measure(self, batch: Batch, view: ClientView) -> Mapping[str, Tensor]:
-        """Scalars of a batch, by name; undefined ones are omitted."""
+        """Defined scalars of a batch, by name."""
         raise NotImplementedError
 
     def before(self, view: ClientView) -> None:
@@ -39,7 +36,6 @@ class TrainingMeans(Diagnostic):
             self._sums[name] = total + value, number + 1
 
     def uploaded(self, round: int, client: int, start: Weights, upload: Weights) -> None:
-        """Add the client's line; undefined numbers are null."""
         names = [name for labels in self.panels.values() for name in labels]
         means = {name: float(total) / number for name, (total, number) in self._sums.items()}
         self.lines.append({"client": client, **{name: means.get(name) for name in names}})
@@ -53,9 +49,7 @@ class TrainingMeans(Diagnostic):
 
 
 def proxy_gradient_norms(gradient: Tensor, observed: Tensor) -> dict[str, Tensor]:
-    """Mean norm of the proxies' gradients (FedRS, eq. 9), for ``observed`` and for ``missing`` classes, if any.
-
-    ``gradient``: ``(C, d)``, of the classifier's weight; ``observed``: ``(C,)`` bool, classes that the client holds.
+    """Mean norms of the proxies' gradients ``(C, d)`` (FedRS, eq. 9), of ``observed`` ``(C,)`` and missing classes.
 
     >>> proxy_gradient_norms(torch.tensor([[3.0, 4.0], [0.0, 1.0], [0.0, 2.0]]), torch.tensor([True, False, False]))
     {'observed': tensor(5.), 'missing': tensor(1.5000)}
@@ -80,12 +74,12 @@ class ProxyGradients(TrainingMeans):
 
 
 def observed_probability(probabilities: Tensor, labels: Tensor, observed: Tensor) -> dict[str, Tensor]:
-    """Mean probability of a sample's own class, ``own``, and of all observed classes together, ``observed``.
+    """Mean probability of a sample's own class, and of all observed classes together.
 
     Args:
         probabilities: ``(B, C)``, of the method's own softmax (FedRS, eq. 8).
         labels: ``(B,)`` int64.
-        observed: ``(C,)`` bool, classes that the client holds.
+        observed: ``(C,)`` bool, classes of the client.
 
     >>> p = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.75, 0.0]])
     >>> observed_probability(p, torch.tensor([0, 1]), torch.tensor([True, True, False]))
@@ -160,7 +154,7 @@ class DeviationBound(Diagnostic):
     """Bounds over each client's training samples, with the round's start weights."""
 
     def before(self, view: ClientView) -> None:
-        """Add the client's line: number of pairs, share with ``n_j / n_r`` above the bound, median bound."""
+        """Add number of pairs, share with ``n_j / n_r`` above the bound, and median bound."""
         assert view.features is not None  # set by the local trainer
         features, labels = view.features()
         with torch.no_grad():

@@ -28,9 +28,9 @@ KINDS = (
     "after aggregation",
 )
 IN_MEMORY = 2**28
-"""Maximum of bytes of a round's updates in memory; more go to a temporary file in the run's folder."""
+"""Bytes of a round's updates; more go to a temporary file."""
 TOP, BATCH, BATCHES = 50, 128, 8
-"""Number of eigenvalues and batch size of the paper, and number of averaged batches."""
+"""Eigenvalues and batch size of the paper, and number of averaged batches."""
 
 
 class LabelHeatmap(Diagnostic):
@@ -45,9 +45,8 @@ class LabelHeatmap(Diagnostic):
 
 
 def class_accuracy(logits: Tensor, labels: Tensor) -> list[float | None]:
-    """Accuracy per class from logits ``(N, C)`` and labels ``(N,)``; None for a class without samples.
+    """Accuracy per class from logits ``(N, C)`` and labels ``(N,)``; None without samples.
 
-    >>> import torch
     >>> class_accuracy(torch.tensor([[2.0, 1.0, 0.0], [2.0, 1.0, 0.0]]), torch.tensor([0, 1]))
     [1.0, 0.0, None]
     """
@@ -70,7 +69,6 @@ class ClassAccuracy(Diagnostic):
 
     @classmethod
     def curves(cls, lines: Sequence[dict[str, Any]]) -> Curves:
-        """Mean over the classes of each kind, in %."""
         kinds: dict[str, Rounds] = {label: {} for label in KINDS}
         for label, rounds in kinds.items():
             for line in lines:
@@ -98,20 +96,16 @@ class ClassAccuracy(Diagnostic):
 
 
 def _percent(line: dict[str, Any], label: str) -> NDArray[np.float64]:
-    """Recall of the classes of one kind in %, NaN for others, ``(C,)``."""
+    """Recall ``(C,)`` in % of classes of one kind, NaN for others."""
     kinds = [KINDS[2 if line["client"] is None else c not in line["held"]] for c in range(len(line["recall"]))]
     recall = np.array(line["recall"], np.float64)  # None becomes NaN
     return np.where(np.array(kinds) == label, 100 * recall, np.nan)
 
 
 def norm_and_cosine(update: Tensor, aggregated: Tensor) -> tuple[float, float | None]:
-    r"""Norm of a client's update ``(D,)``, and its cosine with the aggregated update; None if one of them is 0.
+    """Norm of a client's update ``(D,)``, and its cosine with the aggregated update; None if one of them is 0.
 
-    .. math:: \Delta_k = y_k - x, \quad \lVert \Delta_k \rVert_2, \quad
-        \cos_k = \frac{\Delta_k \cdot \Delta}{\lVert \Delta_k \rVert_2 \lVert \Delta \rVert_2}
-
-    with the round's start weights *x*, the client's weights *y_k* and the change of the global model, Delta
-    (Karimireddy et al., SCAFFOLD, ICML 2020, https://arxiv.org/abs/1910.06378, section 3).
+    Client drift: Karimireddy et al., SCAFFOLD, ICML 2020, https://arxiv.org/abs/1910.06378, section 3.
 
     >>> norm_and_cosine(torch.tensor([3.0, 4.0]), torch.tensor([2.0, 0.0]))  # 3 * 2 / (5 * 2)
     (5.0, 0.6)
@@ -122,7 +116,7 @@ def norm_and_cosine(update: Tensor, aggregated: Tensor) -> tuple[float, float | 
 
 
 class ClientDrift(Diagnostic):
-    """Norms and cosines of each upload's update, and the norm of the global one."""
+    """Norms and cosines of the clients' updates, and the norm of the global one."""
 
     def __init__(self, name: str, run: RunInfo, folder: Path) -> None:
         super().__init__(name, run, folder)
@@ -132,7 +126,6 @@ class ClientDrift(Diagnostic):
         self._updates = tempfile.SpooledTemporaryFile(IN_MEMORY, dir=str(folder.parent))  # noqa: SIM115
 
     def uploaded(self, round: int, client: int, start: Weights, upload: Weights) -> None:
-        """Store the client's update until the round's end."""
         if not self._clients:
             self._updates.seek(0)
         self._start = start
@@ -140,7 +133,6 @@ class ClientDrift(Diagnostic):
         self._updates.write(self._change(upload).numpy().data)
 
     def aggregated(self, round: int, weights: Weights) -> None:
-        """Add a line per client, and one for the global model."""
         if not self._clients:
             return
         whole = self._change(weights)

@@ -35,11 +35,7 @@ KINDS: dict[DiagnosticName, type[Diagnostic]] = {
 
 
 class Watch:
-    """Call a run's diagnostics and write their results; ``every``: rounds between two rounds with diagnostics.
-
-    Raises:
-        LabelSkewError: the run does not support one of them.
-    """
+    """Call a run's diagnostics and write their results; raises LabelSkewError for an unsuitable run."""
 
     def __init__(self, names: list[DiagnosticName], every: int, run: RunInfo, folder: Path) -> None:
         self.every, self.run, self.folder = every, run, folder
@@ -55,7 +51,7 @@ class Watch:
     def uploads(
         self, round: int, start: Weights, uploads: Iterator[tuple[int, LocalResult]]
     ) -> Iterator[tuple[int, LocalResult]]:
-        """Show the round's uploads to the diagnostics, and yield them."""
+        """Yield the round's uploads after the diagnostics."""
         diagnostics = self.all.values() if self.is_due(round) else ()
         for client, result in uploads:
             for diagnostic in diagnostics:
