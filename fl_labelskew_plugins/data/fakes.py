@@ -52,7 +52,7 @@ def made_up(data_dir: Path | None) -> bool:
 
 
 def arrays_file(data_dir: Path | None) -> Path | None:
-    """The file of a fake copy in ``data_dir``, if its samples are in our format."""
+    """The file of a fake copy in our format, if any."""
     return data_dir / ARRAYS if data_dir is not None and os.path.isfile(data_dir / ARRAYS) else None
 
 
@@ -65,7 +65,7 @@ def write_picture(file: Path, pixels: NDArray[np.uint8]) -> None:
 
 
 def wrong(rows: Sequence[tuple[str, str, str]], *, copy: bool = False) -> SurveyRows:
-    """Rows with unexpected values; of a fake ``copy``, only missing files."""
+    """Rows with unexpected values; of a ``copy``, only missing files."""
     return [row for row in rows if row[1] == "missing" or (not copy and row[2] not in (row[1], "any"))]
 
 
@@ -77,7 +77,7 @@ def parts(
     seed: int,
     names: Sequence[str] = ("train", "test"),
 ) -> dict[str, Arrays]:
-    """Images for each part, ``x`` ``(N, *shape)`` uint8: patterns with noise, by default 300 or 4 per class in all."""
+    """Images for each part, ``x`` ``(N, *shape)`` uint8; default: 300, or 4 per class."""
     number = max(300, 4 * classes) if samples is None else samples
     if number < classes * len(names):
         raise mistake(f"--samples {number}", f"too few for {classes} classes", f"at least {classes * len(names)}")

@@ -23,7 +23,7 @@ def one_line(error: BaseException) -> str:
 
 @contextmanager
 def readable(where: str) -> Iterator[None]:
-    """Turn errors in folders and tables into LabelSkewError."""
+    """Turn errors of folders and tables into LabelSkewError."""
     try:
         yield
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -32,7 +32,7 @@ def readable(where: str) -> Iterator[None]:
 
 @contextmanager
 def sound(path: Path, kind: str, use: str) -> Iterator[None]:
-    """Turn errors in a file into LabelSkewError: the file is not a valid ``kind``."""
+    """Turn errors in a file of this ``kind`` into LabelSkewError."""
     try:
         yield
     except LabelSkewError:
@@ -53,7 +53,7 @@ def gathered(wrong: list[str]) -> Iterator[None]:
 
 
 def capped(lines: Sequence[str]) -> list[str]:
-    """The first lines, and the number of further ones."""
+    """The first lines, and the number of others."""
     more = [f"and {len(lines) - MAX_SHOWN} more errors"] if len(lines) > MAX_SHOWN else []
     return [*lines[:MAX_SHOWN], *more]
 
@@ -65,7 +65,7 @@ def refuse(wrong: Sequence[str]) -> None:
 
 
 def fits(need: int, where: str, content: str, use: str) -> None:
-    """Raise LabelSkewError if ``content`` needs more bytes than this machine's free memory."""
+    """Raise LabelSkewError if ``content`` needs more bytes than the free memory."""
     free = free_memory()
     if need > free:
         raise mistake(where, f"{content} need {need / 1e9:.1f} GB, but {free / 1e9:.1f} GB are free", use)

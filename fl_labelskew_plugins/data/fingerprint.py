@@ -37,7 +37,7 @@ def add_array(total: hashlib.blake2b, array: NDArray[Any]) -> None:
 
 
 def _names_and_sizes(files: Sequence[str]) -> list[tuple[str, int]]:
-    """Names relative to the common folder, and sizes; absolute names if the files do not exist here."""
+    """Names relative to the common folder, and sizes; absolute names of missing files."""
     try:
         folder = os.path.commonpath([os.path.dirname(file) for file in files]) if files else ""
         return [(os.path.relpath(file, folder), os.stat(file).st_size) for file in files]

@@ -31,9 +31,8 @@ class GivenData(Dataset):
 
 
 def given_data(given: object) -> Data:
-    """Turn training and test parts into one data set.
+    """Convert a pair or mapping of ``train`` and ``test``, or :class:`fl_labelskew_registry.Data`, to one data set.
 
-    ``given`` is a :class:`fl_labelskew_registry.Data`; or two parts, as a pair or a mapping of ``train`` and ``test``.
     Each part is a pair of arrays ``x`` ``(N, ...)`` and ``y`` ``(N,)``, or a torch ``Dataset`` with ``targets`` and,
     optionally, ``classes``. Its items begin with the sample. Raise LabelSkewError for other objects.
     """

@@ -1,8 +1,6 @@
 """MNIST, Fashion-MNIST and EMNIST: grey images of 28x28 in IDX files.
 
-The files, plain or gzip, are in the folder itself, as in Debian's package, or in torchvision's
-``<folder>/<name>/raw/``. torchvision itself reads neither gzip files nor Debian's folder. Format: LeCun, Cortes,
-Burges, "The MNIST database".
+torchvision itself reads neither gzip files nor Debian's folder. Format: LeCun, Cortes, Burges, "The MNIST database".
 """
 
 import gzip
@@ -27,7 +25,7 @@ FASHION = "T-shirt/top, Trouser, Pullover, Dress, Coat, Sandal, Shirt, Sneaker, 
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
-    """Read an IDX file of unsigned bytes, plain or ``.gz``. Raise LabelSkewError for an invalid one."""
+    """Read unsigned bytes, plain or ``.gz``. Raise LabelSkewError for an invalid file."""
     with (
         sound(path, "IDX file", "the published file"),
         open(path, "rb", opener=open_regular) as file,
@@ -66,7 +64,6 @@ class MNIST(TorchvisionSet):
     first_label: int = 0  # label of class 0 in the files
 
     def facts(self, path: Path) -> str:
-        """Shape of the content."""
         try:
             return "x".join(map(str, read_idx(path).shape))
         except LabelSkewError:

@@ -1,10 +1,4 @@
-"""Images in class folders: ``train/<class>/*``, and ``test/<class>/*`` or ``val/<class>/*``.
-
-Without ``train/``, the folder itself contains the classes; without a test part, one is split off. Trees
-``<group>/train/<class>/*``, with an optional ``test/`` or ``val/`` per group, and ``<group>/<class>/*`` are read as
-groups; see :meth:`ImageFolder.groups`. A server that only tests needs only test parts. Tiny-ImageNet's
-``train/<class>/images/*`` and ``val/val_annotations.txt`` are also supported.
-"""
+"""Images in class folders, with or without groups; docs/data.md describes the layouts."""
 
 import hashlib
 import os
@@ -91,17 +85,16 @@ class ImageFolder(Dataset):
             raise LabelSkewError(f"data set {self.name}: no {', '.join(missing)} in {root}{source}")
 
     def root(self, data_dir: Path | None) -> Path:
-        """The folder that contains the parts: ``data_dir``, or one of :attr:`inside`."""
+        """``data_dir``, or the one of :attr:`inside` that contains the parts."""
         top = data_dir or Path()
         folders = (top / name for name in ("", *self.inside))
         return next((f for f in folders if any(os.path.exists(f / name) for name in self.needed)), top)
 
     def groups(self, root: Path, parts: Sequence[str] = ("train",)) -> list[Path]:
-        """Group folders, by name, if any.
+        """Group folders, by name, if any; raise LabelSkewError for a missing one, or if only some folders have parts.
 
         A group contains one of ``parts``, or, if no folder does, only class folders. In the second case the upper
         folders could also be classes: the parameters ``groups`` or ``class_names`` decide, or else :func:`overlap`.
-        Raise LabelSkewError if only some folders have such a part, or a requested group is missing.
         """
         if self.needed:
             return []
@@ -125,9 +118,8 @@ class ImageFolder(Dataset):
             raise mistake(f"data set {self.name}: {root}", lacks, use)
         return folders if below and len(below) == len(folders) and overlap(below.values(), classes) else groups
 
-    def find(self, data_dir: Path, groups: Sequence[Path] | None = None) -> tuple[LabelledFiles, LabelledFiles | None]:
+    def find(self, data_dir: Path, groups: Sequence[Path]) -> tuple[LabelledFiles, LabelledFiles | None]:
         """Images of the training part, and of the test part, if any, over all groups."""
-        groups = self.groups(data_dir) if groups is None else groups
         if not groups and not (data_dir / "train").is_dir():
             part = next((part for part in ("test", "val") if (data_dir / part).is_dir()), "")
             if part and not self._named:
@@ -159,11 +151,9 @@ class ImageFolder(Dataset):
         return None
 
     def find_tests(self, groups: Sequence[Path]) -> LabelledFiles | None:
-        """Images of all groups' test parts, if any."""
         return [sample for group in groups for sample in self.find_test(group) or ()] or None
 
     def splits_off(self, data_dir: Path | None) -> bool:
-        """Whether ``test/`` and ``val/`` are missing."""
         root = self.root(data_dir)
         with readable(f"data set {self.name}: {root}"):
             return self.find_test(root) is None and not self.find_tests(self.groups(root, ("train", "test", "val")))
@@ -194,11 +184,10 @@ class ImageFolder(Dataset):
             return root, groups, *self.find(root, groups)
 
     def load_all(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Decode all images; without a test part, all are training samples."""
         return self.load(data_dir, download=download, seed=None)
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int | None) -> Data:
-        """Decode all images, and split off test parts, unless ``seed`` is None."""
+        """Split off missing test parts, unless ``seed`` is None."""
         root, groups, train_samples, test_samples = self._parts(data_dir)
         train_samples, test_samples = self.used(train_samples), test_samples and self.used(test_samples)
         names = self.names(train_samples, test_samples or [])
@@ -214,7 +203,7 @@ class ImageFolder(Dataset):
         return replace(data, notes={"layout.txt": f"{layout}\n"}) if groups else data
 
     def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Decode only the test parts, normalised by known moments or, without a training part, their own."""
+        """Decode only the test parts."""
         self.check(data_dir, download=download)
         root, groups = self.root(data_dir), []
         with readable(f"data set {self.name}: {root}"):
@@ -236,7 +225,7 @@ class ImageFolder(Dataset):
         return Data(train, test, names, mean=mean, std=std, fingerprint=fingerprint, group_names=of_groups)
 
     def layout(self, groups: Sequence[Path], classes: Sequence[str], *, tests: bool) -> str:
-        """Description of the folders; ``tests``: whether there is a test part."""
+        """Description of the folders; ``tests``: whether they have a test part."""
         of = f"{counted(len(groups), 'group')} ({few([folder.name for folder in groups])}), " if groups else ""
         split = f"{100 * self.params.test_fraction:g} % of each {'group' if groups else 'class'}'s pictures"
         part = "test/ or val/" + (f", or {split} if it has neither" if groups else "") if tests else split
@@ -263,7 +252,7 @@ class ImageFolder(Dataset):
         return stratified(labels, test_fraction=self.params.test_fraction, seed=seed, where=where)
 
     def used(self, samples: LabelledFiles) -> LabelledFiles:
-        """Omit samples of known classes that are not in ``class_names``."""
+        """Omit samples of known classes outside ``class_names``."""
         known, chosen = self.known_classes, self.params.class_names
         if known is None or chosen is None:
             return samples
@@ -275,7 +264,7 @@ class ImageFolder(Dataset):
         return [sample for sample in samples if sample[1] in chosen or sample[1] not in known]
 
     def names(self, samples: LabelledFiles, others: LabelledFiles) -> list[str]:
-        """All classes in label order. Raise LabelSkewError if a sample has another class."""
+        """All classes in label order. Raise LabelSkewError for others."""
         given = self._named
         names = sorted({name for _, name in samples}) if given is None else list(given)
         known = set(names)
@@ -292,7 +281,7 @@ class ImageFolder(Dataset):
     def decode_all(
         self, parts: Sequence[LabelledFiles], names: list[str], root: Path, groups: Sequence[Path]
     ) -> tuple[list[tuple[LabelledFiles, Arrays]], str]:
-        """Per part, the valid samples and their images, labels and groups; and a fingerprint of the files."""
+        """Per part, the valid samples with their arrays; and a fingerprint of the files."""
         number, size, channels = sum(map(len, parts)), self.params.image_size, self.params.channels
         content = f"{number} images of {size} pixels"
         fits(number * channels * size**2, f"data set {self.name}", content, "a smaller data_args.image_size")
@@ -348,7 +337,6 @@ class ImageFolder(Dataset):
         return rows + [(f"class {name}", "missing", "images") for name in self.known_classes or () if name not in names]
 
     def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
-        """Write images: by default 300, at least 4 per class and 20 per group."""
         groups = getattr(self.params, "groups", None) or ("",)
         least = 20 * len(groups) if groups[0] else 0
         if samples is not None and samples < least:
@@ -366,7 +354,7 @@ class ImageFolder(Dataset):
         self.fake_table(out, written)
 
     def fake_table(self, out: Path, written: LabelledFiles) -> None:
-        """Write a table of classes, if necessary."""
+        """Write a table of classes, if needed."""
 
 
 def images_in(folder: Path) -> list[Path]:
@@ -395,7 +383,7 @@ def class_folders(folder: Path) -> list[str]:
 
 
 def overlap(below: Iterable[Sequence[str]], known: Collection[str]) -> bool:
-    """Whether subfolders ``below`` are classes: one is ``known``, or every folder shares one of several with another.
+    """Whether subfolders ``below`` are classes: one is ``known``, or each folder shares one of several with another.
 
     >>> overlap([["a", "b"], ["b"]], ()), overlap([["a", "b"], ["c", "d"]], ()), overlap([["a"], ["b"]], ["a"])
     (True, False, True)
@@ -406,7 +394,7 @@ def overlap(below: Iterable[Sequence[str]], known: Collection[str]) -> bool:
 
 
 def list_images(folders: Iterable[Path], where: str) -> LabelledFiles:
-    """All images in class folders, sorted by class. Raise LabelSkewError without class folders, or for empty ones."""
+    """All images, sorted by class. Raise LabelSkewError without class folders, or for empty ones."""
     by_class = [(folder.name, images_in(folder)) for folder in folders_among(folders)]
     if empty := [name for name, images in by_class if not images]:
         more = f", and {len(empty) - MAX_SHOWN} more" if len(empty) > MAX_SHOWN else ""

@@ -36,8 +36,7 @@ class CINIC10(ImageFolder):
         "test": lambda name, i: f"test/{name}/cifar10-test-{i}.png",
     }
 
-    class Params(ImageParams):
-        """Parameters of cinic10."""
+    Params = ImageParams
 
 
 class TinyImageNet(ImageFolder):
@@ -123,7 +122,7 @@ class HyperKvasir(ImageFolder):
     class Params(ImageParams):
         image_size: int = Field(128, ge=1, le=1024, description="Height and width in pixels.")
 
-    def find(self, data_dir: Path, groups: Sequence[Path] | None = None) -> tuple[LabelledFiles, LabelledFiles | None]:
+    def find(self, data_dir: Path, groups: Sequence[Path]) -> tuple[LabelledFiles, LabelledFiles | None]:
         omitted = set(KVASIR_FOLDERS) - set(self.params.class_names or KVASIR_FOLDERS)
         folders = (folder for folder in data_dir.glob("*-gi-tract/*/*") if folder.name not in omitted)
         return list_images(folders, f"data set {self.name}: {data_dir}"), None
@@ -150,7 +149,7 @@ class ODIR(ImageFolder):
     class Params(ImageParams):
         image_size: int = Field(128, ge=1, le=1024, description="Height and width in pixels.")
 
-    def find(self, data_dir: Path, groups: Sequence[Path] | None = None) -> tuple[LabelledFiles, LabelledFiles | None]:
+    def find(self, data_dir: Path, groups: Sequence[Path]) -> tuple[LabelledFiles, LabelledFiles | None]:
         table = data_dir / "full_df.csv"
         samples: LabelledFiles = []
         with open(table, encoding="utf-8", newline="", opener=open_regular) as file:
@@ -169,7 +168,7 @@ class ODIR(ImageFolder):
     def split(
         self, samples: LabelledFiles, labels: NDArray[np.int64], *, seed: int, where: str
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Split by patient (the number in the file name), stratified by the class of the first image."""
+        """Split by patient, the number in the file name, stratified by the first image's class."""
         numbers = np.array([int(path.name.partition("_")[0]) for path, _ in samples])
         _, first, patient = np.unique(numbers, return_index=True, return_inverse=True)
         train, test = super().split(samples, labels[first], seed=seed, where=where)

@@ -179,7 +179,7 @@ class ISIC2019(Dataset):
 
 
 def _rows(root: Path, bad: list[str]) -> tuple[pd.DataFrame, set[str]]:
-    """Usable rows (image, target, centre, fold), and the names of all images; errors are added to ``bad``."""
+    """Usable rows (image, target, centre, fold), and all images; errors are added to ``bad``."""
     import pandas as pd
 
     table = root / SPLIT
@@ -210,7 +210,7 @@ def _rows(root: Path, bad: list[str]) -> tuple[pd.DataFrame, set[str]]:
 
 
 def _unusable(root: Path, images: Sequence[str], named: set[str], bad: list[str]) -> set[str]:
-    """Images that are missing or broken; errors, also of images that are not ``named``, are added to ``bad``."""
+    """Missing or broken images; errors, also of images that are not ``named``, are added to ``bad``."""
     files, folder = _names(root), root / PREPARED
     if strays := sorted(files - named):
         bad.append(f"{folder}: {_some(strays)} without a row in the tables")
@@ -222,7 +222,7 @@ def _unusable(root: Path, images: Sequence[str], named: set[str], bad: list[str]
 
 
 def _checked(root: Path, images: set[str]) -> list[str]:
-    """Broken images. If all are sound, a file in their folder has the digest of their sizes and times."""
+    """Broken images. A digest of sizes and times marks a folder of sound ones."""
     stats = [(image, os.stat(root / PREPARED / f"{image}.jpg")) for image in sorted(images)]
     digest = hashlib.sha256("".join(f"{i} {s.st_size} {s.st_mtime_ns}\n" for i, s in stats).encode()).hexdigest()
     file = root / PREPARED / CHECKED
@@ -236,7 +236,6 @@ def _checked(root: Path, images: set[str]) -> list[str]:
 
 
 def _broken(root: Path, images: set[str]) -> list[tuple[str, str]]:
-    """Broken images, and their errors."""
     folder = root / PREPARED
     task = f"checking {len(images)} pictures of {folder}"
     return pictures.faults(lambda image: pictures.opened(folder / f"{image}.jpg", draft=1), sorted(images), task)
@@ -252,7 +251,7 @@ def _some(images: Sequence[str]) -> str:
 
 
 def colour_constancy(pixels: NDArray[np.uint8], power: float = 6.0) -> NDArray[np.uint8]:
-    """Scale each channel of ``(H, W, 3)`` by ``1 / (sqrt(3) e_c)``, ``e`` the unit vector of the power means.
+    """Scale channels of ``(H, W, 3)`` by ``1 / (sqrt(3) e_c)``, ``e`` the unit vector of the power means.
 
     Finlayson and Trezzi, "Shades of gray and colour constancy", 2004, eq. 3, with the Minkowski norm ``power``.
     """
@@ -284,8 +283,8 @@ def centre_of(picture: Image, crop: int) -> Image:
 class LesionReader:
     """Read a prepared image as ``(3, crop, crop)`` uint8: the centre, or augmented.
 
-    Augmentation is FLamby's, with torchvision's transforms, each with probability 1/2. The area around a rotated image
-    is black; FLamby mirrors the image.
+    Augmentation is FLamby's, with torchvision's transforms. The area around a rotated image is black; FLamby mirrors
+    the image.
     """
 
     crop: int = 200

@@ -35,7 +35,7 @@ _TABLE[[ord(letter) for letter in LETTERS]] = np.arange(len(LETTERS))
 
 
 class Leaf(Dataset):
-    """Base of both data sets."""
+    """LEAF's files."""
 
     name: ClassVar[str]
     class_names: ClassVar[list[str]]
@@ -46,11 +46,10 @@ class Leaf(Dataset):
         users: int | None = Field(None, ge=1, description="Number of users, drawn with the seed; default: all.")
 
     def samples(self, x: list[Any], y: list[Any]) -> UserArrays:
-        """One user's samples. Raise ValueError for invalid ones, with a message that follows the user's name."""
+        """One user's samples. Raise ValueError with a message that follows the user's name."""
         raise NotImplementedError
 
     def files(self, data_dir: Path | None, part: str) -> list[Path]:
-        """Files of one part, sorted. Raise LabelSkewError without any."""
         if data_dir is None:
             raise LabelSkewError(
                 f"data set {self.name}: data_args.data_cache_dir is not set; set it to LEAF's folder with train/*.json "
@@ -70,7 +69,6 @@ class Leaf(Dataset):
             self.files(data_dir, part)
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Read the files one by one; ``seed`` draws the users."""
         train, test = (self.read(self.files(data_dir, part)) for part in PARTS)
         users = [sorted(part.items()) for part in (train, test)]
         arrays = [Arrays(*samples) for part in users for _, samples in part]
@@ -176,7 +174,6 @@ class FEMNIST(Leaf):
     class_names: ClassVar[list[str]] = [*"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"]
 
     def samples(self, x: list[Any], y: list[Any]) -> UserArrays:
-        """Convert pixels 0..1, dark on white, to 0..255."""
         if not y:
             return np.empty((0, 1, 28, 28), np.uint8), np.empty(0, np.int64)
         pixels = _numbers(x, "x")
@@ -208,7 +205,6 @@ class Shakespeare(Leaf):
     std = ()
 
     def samples(self, x: list[Any], y: list[Any]) -> UserArrays:
-        """Convert texts to character numbers."""
         for name, texts, length in (("x", x, LENGTH), ("y", y, 1)):
             wrong = [text for text in texts if not isinstance(text, str) or len(text) != length]
             if wrong:
@@ -216,7 +212,6 @@ class Shakespeare(Leaf):
         return numbers(x).reshape(-1, LENGTH), numbers(y).astype(np.int64)
 
     def fake_users(self, sizes: list[int], rng: np.random.Generator) -> Iterator[tuple[Sequence[Any], Sequence[Any]]]:
-        """Texts of random words, from a third of the words for each role."""
         words = sorted(set(SONNET.split()))
         for size in sizes:
             role = rng.choice(words, len(words) // 3, replace=False)

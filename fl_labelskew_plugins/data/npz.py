@@ -1,8 +1,7 @@
 """NumPy archives: ``x`` and ``y``, or ``x_train``, ``y_train``, ``x_test``, ``y_test``, and optionally ``groups``.
 
-``y`` are integers ``0 .. C-1``, all of which must occur unless ``classes`` is set, or names. ``class_names`` lists all
-classes in order. A server that only tests needs only ``x_test`` and ``y_test``. ``groups`` (``groups_train``,
-``groups_test``) are integers or names. Pickled objects are never read.
+Unless ``classes`` is set, all labels ``0 .. C-1`` must occur. A server that only tests needs only ``x_test`` and
+``y_test``. ``groups`` are also read as ``groups_train`` and ``groups_test``. Pickled objects are never read.
 """
 
 import math
@@ -32,7 +31,7 @@ KNOWN = ["class_names", *(f"{name}{part}" for name in ("x", "y", "groups") for p
 
 
 def read_archive(path: Path, names: Collection[str] | None = None) -> dict[str, NDArray[Any]]:
-    """Arrays of an ``.npz`` file, by name. Raise LabelSkewError for other files, pickles, or too little memory."""
+    """Arrays of a file, by name. Raise LabelSkewError for other files, pickles, or too little memory."""
     with sound(path, *SOUND), open(path, "rb", opener=open_regular) as stream:
         if stream.read(6) == np.lib.format.MAGIC_PREFIX:  # np.load would ignore its size
             raise mistake(path, "contains a single array", "an .npz archive with x and y")
@@ -67,7 +66,7 @@ def _check_sizes(path: Path, archive: zipfile.ZipFile, names: Collection[str]) -
 
 
 def read_named(path: Path) -> tuple[dict[str, NDArray[Any]], list[str], list[str]]:
-    """Arrays with numbers instead of names, and the cleaned names of classes and groups, if any."""
+    """Arrays with numbers instead of names, and the cleaned names of classes and groups."""
     arrays = read_archive(path, KNOWN)
     with sound(path, *SOUND):
         arrays = {
@@ -98,7 +97,7 @@ def _to_numbers(arrays: dict[str, NDArray[Any]], start: str, where: str, order: 
 
 
 def to_inputs(x: NDArray[Any], layout: Layout, where: str) -> NDArray[Any]:
-    """Inputs ``(N, channels, H, W)`` or ``(N, features)``; uint8 stays, other types become float32.
+    """Inputs ``(N, channels, H, W)`` or ``(N, features)``, uint8 or float32.
 
     With ``layout`` ``auto``, two dimensions are features, three a grey image, four an image with 1 or 3 channels.
     """
@@ -127,17 +126,6 @@ def to_inputs(x: NDArray[Any], layout: Layout, where: str) -> NDArray[Any]:
     return np.ascontiguousarray(x.transpose(0, 3, 1, 2)) if layout == "nhwc" else x
 
 
-def to_labels(y: NDArray[Any], samples: int, where: str) -> NDArray[np.int64]:
-    """Labels ``(N,)`` int64. Raise LabelSkewError unless they are ``samples`` integers from 0."""
-    if y.dtype.kind not in "iu" or y.ndim != 1:
-        raise mistake(where, f"is {y.dtype} of shape {y.shape}", "integers or names in one dimension")
-    if len(y) != samples:
-        raise LabelSkewError(f"{where}: has {len(y)} labels for {samples} samples; give one label for each sample")
-    if y.min() < 0 or y.max() >= 2**63:
-        raise mistake(where, f"has label {y.min() if y.min() < 0 else y.max()}", "labels from 0")
-    return y.astype(np.int64)
-
-
 class Npz(Dataset):
     """A user's own arrays; ``data_cache_dir`` is the file, or the folder of ``file``."""
 
@@ -160,11 +148,10 @@ class Npz(Dataset):
         self.path(data_dir)
 
     def load_all(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Read the arrays; without ``x_test``, all are training samples."""
         return self.load(data_dir, download=download, seed=None)
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int | None) -> Data:
-        """Read the arrays; ``seed`` draws a missing test part, unless it is None."""
+        """Split off a missing test part, unless ``seed`` is None."""
         path = self.path(data_dir)
         arrays, classes, groups = read_named(path)
         keys = ("_train", "_test") if "x_train" in arrays else ("",)
@@ -185,7 +172,6 @@ class Npz(Dataset):
         return Data(train, test, names, mean=mean, std=std, fingerprint=digest(read, names), group_names=groups)
 
     def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Read only ``x_test`` and ``y_test``, normalised by their own moments."""
         path = self.path(data_dir)
         arrays, classes, groups = read_named(path)
         if "x_test" not in arrays or "x_train" in arrays:
@@ -216,7 +202,7 @@ class Npz(Dataset):
         return named or [str(c) for c in range(classes or len(seen))]
 
     def parts(self, path: Path, arrays: dict[str, NDArray[Any]], keys: Sequence[str]) -> list[Arrays]:
-        """Check and return parts; ``keys``: suffixes of names."""
+        """Check and return the parts with these suffixes of names."""
         needed = [f"{name}{key}" for key in keys for name in "xy"]
         if missing := [name for name in needed if name not in arrays]:
             with zipfile.ZipFile(path) as archive:
@@ -227,11 +213,14 @@ class Npz(Dataset):
 
     def part(self, path: Path, arrays: dict[str, NDArray[Any]], key: str) -> Arrays:
         x = to_inputs(arrays[f"x{key}"], self.params.layout, f"{path}: x{key}")
-        y = to_labels(arrays[f"y{key}"], len(x), f"{path}: y{key}")
-        groups = arrays.get(f"groups{key}")
-        if groups is None:
-            return Arrays(x, y)
-        if groups.dtype.kind not in "iu" or groups.shape != y.shape:
+        y, groups, where = arrays[f"y{key}"], arrays.get(f"groups{key}"), f"{path}: y{key}"
+        if y.dtype.kind not in "iu" or y.ndim != 1:
+            raise mistake(where, f"is {y.dtype} of shape {y.shape}", "integers or names in one dimension")
+        if len(y) != len(x):
+            raise LabelSkewError(f"{where}: has {len(y)} labels for {len(x)} samples; give one label for each sample")
+        if y.min() < 0 or y.max() >= 2**63:
+            raise mistake(where, f"has label {y.min() if y.min() < 0 else y.max()}", "labels from 0")
+        if groups is not None and (groups.dtype.kind not in "iu" or groups.shape != y.shape):
             got = f"groups{key} is {groups.dtype} of shape {groups.shape}"
             raise mistake(path, got, f"{len(y)} integers or strings, one for each sample")
-        return Arrays(x, y, groups.astype(np.int64))
+        return Arrays(x, y.astype(np.int64), None if groups is None else groups.astype(np.int64))

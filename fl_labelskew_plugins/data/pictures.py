@@ -30,9 +30,9 @@ MAX_BYTES = 2**29  # pixels of four 16-bit channels
 
 
 def opened(file: str | Path | IO[bytes], mode: Literal["L", "RGB"] = "RGB", *, draft: int | None = None) -> Image:
-    """Open and decode an image file. Raise LabelSkewError if it is missing, invalid or too large.
+    """Decode an image file. Raise LabelSkewError if it is missing, invalid or too large.
 
-    ``draft``: decode a JPEG no larger than needed for sides of this many pixels, which is several times faster.
+    ``draft``: decode a JPEG only as large as needed for sides of this many pixels, which is several times faster.
     """
     from PIL import Image
 
@@ -81,7 +81,7 @@ def decode(path: Path, *, size: int, channels: int) -> NDArray[np.uint8]:
 
 
 def faults(work: Callable[[Item], object], items: Sequence[Item], task: str) -> list[tuple[Item, str]]:
-    """Items for which ``work`` raises LabelSkewError, with the message."""
+    """Items for which ``work`` raises LabelSkewError, with messages."""
     from rich.console import Console
     from rich.markup import escape
     from rich.progress import track

@@ -20,10 +20,9 @@ Word = Sequence[float] | Literal["imagenet", "data"] | None
 
 @dataclass(frozen=True)
 class MomentSums:
-    """Sums of ``count`` values per entry of a sample's first axis ``A``.
+    """Sums ``first`` ``(A,)`` of ``count`` values per entry of a sample's first axis, and ``second`` ``(A,)``.
 
-    ``first`` ``(A,)`` are sums: exact int64 for uint8 samples, else float64. ``second`` ``(A,)`` are sums of squares if
-    int64, and of squared distances from the mean if float64.
+    Of uint8 samples, exact int64 sums and sums of squares; else float64 sums and sums of squared distances to the mean.
     """
 
     count: int
@@ -32,7 +31,6 @@ class MomentSums:
 
     @property
     def exact(self) -> bool:
-        """Whether the samples are uint8."""
         return self.first.dtype.kind != "f"
 
     def floats(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -81,7 +79,7 @@ def moments(x: NDArray[Any]) -> Moments:
 
 
 def normalised(data: Data, mean: Word, std: Word) -> Data:
-    """Apply a recipe's mean and std; ``data``: moments of the training part, or of the test part if that is empty."""
+    """Apply a recipe's mean and std; ``data``: moments of the training part, or of the test part without one."""
     if mean is None and std is None:
         return data
     if not data.mean:

@@ -1,7 +1,4 @@
-"""Tables: CSV or Parquet files with one row per sample, a column of classes, and features in the other columns.
-
-A CSV file is UTF-8 and starts with the column names; its separator and decimal sign are detected.
-"""
+"""Tables: CSV or Parquet files; see docs/data.md."""
 
 from __future__ import annotations
 
@@ -46,7 +43,7 @@ FAKE_CLASSES, FAKE_GROUPS, FAKE_FEATURES = ("benign", "malign", "unsure"), ("coa
 
 
 def header(path: Path) -> list[str]:
-    """Column names of a file. Raise LabelSkewError for too many columns, or empty or repeated names."""
+    """Column names of a file. Raise LabelSkewError for too many, empty or repeated names."""
     with sound(path, *SOUND):
         check_regular(path)
         if path.suffix.lower() in PARQUET:
@@ -71,12 +68,12 @@ def header(path: Path) -> list[str]:
 
 
 def repeated(names: Sequence[str]) -> list[str]:
-    """Names that occur more than once."""
+    """Names that occur several times."""
     return [name for name, times in Counter(names).items() if times > 1]
 
 
 def rows(path: Path, columns: Sequence[str]) -> pd.DataFrame:
-    """Read ``columns`` of a file, in this order."""
+    """Read ``columns`` of a file."""
     with sound(path, *SOUND):
         fits(path.stat().st_size, f"data set table: {path}", "its rows", "a smaller table")
         if path.suffix.lower() in PARQUET:
@@ -112,13 +109,13 @@ def _signs(path: Path) -> tuple[str, str]:
 
 
 def _parquet(path: Path, texts: Sequence[str] = ()) -> Any:
-    """Open a Parquet file; each text of the columns ``texts`` is in memory once."""
+    """Open a Parquet file; equal texts in columns ``texts`` share memory."""
     parquet = extras.load("parquet", "pyarrow.parquet", what=f"{path}: Parquet", otherwise=", or use a CSV file")
     return parquet.ParquetFile(path, read_dictionary=list(texts))
 
 
 def _checked(path: Path, columns: Sequence[str]) -> Any:
-    """Open a Parquet file. Raise LabelSkewError for nested columns, or too little memory."""
+    """Open a Parquet file. Raise LabelSkewError for nested columns or too little memory."""
     file = _parquet(path)
     metadata, schema = file.metadata, file.schema_arrow
     for name in columns:
@@ -135,7 +132,7 @@ def _checked(path: Path, columns: Sequence[str]) -> Any:
 
 
 def texts(column: pd.Series[Any]) -> NDArray[np.object_]:
-    """Values of a column as texts ``(N,)``, integers without a decimal point; None for missing values."""
+    """Values as texts ``(N,)``, integers without a decimal point; None for missing ones."""
 
     def text(value: Any) -> str:
         whole = isinstance(value, float) and value.is_integer()
@@ -148,14 +145,14 @@ def texts(column: pd.Series[Any]) -> NDArray[np.object_]:
 
 
 def ordered(names: NDArray[np.object_]) -> list[str]:
-    """Distinct texts, sorted by value if all are integers, else alphabetically."""
+    """Distinct texts, sorted by value if all are integers."""
     different = {*names} - {None}
     whole = all(re.fullmatch(r"-?\d{1,18}", name) for name in different)
     return sorted(different, key=int) if whole else sorted(different)
 
 
 def measured(column: pd.Series[Any], where: str) -> NDArray[np.float64] | None:
-    """Numbers of a column ``(N,)``, NaN for missing ones; None for text. Raise LabelSkewError for other types."""
+    """Numbers ``(N,)``, NaN for missing ones; None for text. Raise LabelSkewError for other types."""
     import pandas as pd
 
     kinds = pd.api.types
@@ -172,14 +169,13 @@ def measured(column: pd.Series[Any], where: str) -> NDArray[np.float64] | None:
 
 
 class Feature(Params):
-    """A feature column, as encoded in the training file; ``categories`` are empty for numbers."""
+    """A feature column of the training file; ``categories``: empty for numbers."""
 
     name: str
     categories: list[str] = Field([])
 
     @property
     def shown(self) -> list[str]:
-        """Names in a sample."""
         name = clean(self.name, 40)
         return [f"{name}={category}" for category in self.categories] or [name]
 
@@ -205,7 +201,7 @@ class Feature(Params):
 
 
 class Encoding(Params):
-    """Encoding of a table's rows as samples; training ``means`` ``(F,)`` replace missing values, empty: unknown."""
+    """Encoding of rows as samples; ``means``: ``(F,)`` of training, for missing values; empty: unknown."""
 
     label: str
     group: str | None
@@ -215,7 +211,6 @@ class Encoding(Params):
 
     @property
     def shown(self) -> list[str]:
-        """Names of a sample's numbers."""
         return [name for feature in self.features for name in feature.shown]
 
     def encoded(self, frame: pd.DataFrame, where: str) -> NDArray[np.float32]:
@@ -226,7 +221,7 @@ class Encoding(Params):
 
 
 def no_numbers(column: pd.Series[Any]) -> str:
-    """Some values of a column that are not numbers."""
+    """Some values that are not numbers."""
     import pandas as pd
 
     values = column[column.notna() & pd.to_numeric(column.astype(object), errors="coerce").isna()]
@@ -306,7 +301,6 @@ class Table(Dataset):
         self.paths(data_dir)
 
     def check_test(self, data_dir: Path | None, *, download: bool) -> None:
-        """As :meth:`check`, but a test file is enough."""
         if self._only_test_file(data_dir) is None:
             self.paths(data_dir)
 
@@ -344,7 +338,6 @@ class Table(Dataset):
         return columns
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Read the rows; without a test file, ``seed`` draws the test part."""
         return self._read(self.paths(data_dir), seed)
 
     def load_all(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
@@ -352,7 +345,6 @@ class Table(Dataset):
         return self._read(self.paths(data_dir), None if self.params.test_file is None else seed)
 
     def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Read the test part, normalised by its own moments without a training file."""
         path = self._only_test_file(data_dir)
         if path is None:
             return super().load_test(data_dir, download=download, seed=seed)
@@ -404,7 +396,7 @@ class Table(Dataset):
         return Encoding(label=options.label, group=options.group, missing=options.missing, features=features)
 
     def samples(self, table: Path | pd.DataFrame, where: str) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Row numbers ``(N,)``, from 0, and samples ``(N, F)`` of a table, for a trained model's ``encoding``."""
+        """Row numbers ``(N,)``, from 0, and samples ``(N, F)``, for a trained model's ``encoding``."""
         assert self.encoding is not None
         names = [feature.name for feature in self.encoding.features]
         available = header(table) if isinstance(table, Path) else list(table.columns)
@@ -420,7 +412,7 @@ class Table(Dataset):
         return frame.index.to_numpy(), x
 
     def _complete(self, frame: pd.DataFrame, path: Path | str) -> pd.DataFrame:
-        """Drop rows with missing values that no mean replaces, or raise LabelSkewError."""
+        """Drop rows with missing values if the parameter ``missing`` allows it, or raise LabelSkewError."""
         options = self.params
         needed = [name for name in (options.label, options.group) if name in frame]
         lacking = (frame[needed] if options.missing == "mean" else frame).isna()
@@ -453,7 +445,7 @@ class Table(Dataset):
         return Encoding(label=options.label, group=options.group, missing=options.missing, features=features)
 
     def _categories(self, column: pd.Series[Any], where: str) -> list[str]:
-        """Categories of a feature, empty for numbers. Raise LabelSkewError for text that ``categorical`` forbids."""
+        """Categories of a feature. Raise LabelSkewError for text that ``categorical`` forbids."""
         categorical = self.params.categorical
         categories: Sequence[str] = ()
         if isinstance(categorical, dict) and column.name in categorical:
@@ -500,7 +492,6 @@ class Table(Dataset):
         return names, [_numbered(column, names) for column in columns]
 
     def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
-        """Write ``table.csv``: by default 300 rows."""
         import pandas as pd
 
         options, rng, number = self.params, seeds.numpy_generator(seed, "fake table"), samples or 300

@@ -49,7 +49,6 @@ class TorchvisionSet(Dataset):
         raise NotImplementedError
 
     def facts(self, path: Path) -> str:
-        """Description of a file."""
         return decimal(path.stat().st_size)
 
     @property
@@ -57,7 +56,7 @@ class TorchvisionSet(Dataset):
         return {name: fact for files in self.files.values() for name, fact in files.items()}
 
     def _found(self, data_dir: Path | None) -> tuple[dict[str, Path], str]:
-        """The files, and an error if some are missing."""
+        """The files, and an error about missing ones."""
         root = data_dir or self.default_dir
         if root is None:
             return {}, f"data set {self.kind}: data_args.data_cache_dir is not set; get the files from {self.source}"

@@ -32,18 +32,14 @@ TestedPart = Literal["all", "test"]
 def evaluate(
     trained: Trained, folder: Path, part: TestedPart | None = None, settings: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Measure a model on the data in a folder or file.
+    """Measure a model on the data in a folder or file; raise LabelSkewError if they do not fit the model.
 
-    ``part``: default: the test part if the data have one or are those of the run's training, else all samples;
-    ``settings``: ``data_args`` that override the recipe's.
+    ``part``: default: the test part if the data have one or are those of training, else all samples; ``settings``:
+    ``data_args`` that override the recipe's.
 
     Returns:
-        ``part``, ``total`` (all samples, None if only the test part was read) and ``note`` on the tested samples;
-        :data:`MEASURES` between 0 and 1, over classes that occur; ``classes``; ``groups``; and ``confusion``, counts by
-        true class (rows) and predicted class. Values without samples are None.
-
-    Raises:
-        LabelSkewError: the data cannot be read, or do not fit the model.
+        Among others, ``total`` (samples, None if only the test part was read), :data:`MEASURES` between 0 and 1 over
+        classes that occur, and ``confusion``, counts by true class (rows) and prediction. Without samples: None.
     """
     data, read = _data(trained, folder, part, settings or {})
     predicted = torch.cat([logits.argmax(1) for logits in map(trained.logits, _batches(trained, data, folder))])
@@ -124,7 +120,7 @@ def _part(
     part: TestedPart | None,
     settings: Mapping[str, Any],
 ) -> tuple[TestedPart, str | None]:
-    """The part to test on, and a note if it may contain training samples."""
+    """The part to test, and a note if it may contain training samples."""
     known = run.environment.get("data")
     same = known == fingerprint(data)
     near = same or _home(args) in (folder.resolve(), *folder.resolve().parents)

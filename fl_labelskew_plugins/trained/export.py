@@ -22,19 +22,16 @@ from fl_labelskew_plugins.trained.network import Trained
 
 FORMATS = ("onnx", "pt2")
 TOLERANCE = 1e-4
-"""Maximum difference of the file's logits from the network's, divided by the larger of 1 and the largest logit."""
+"""Maximum difference of logits, divided by the larger of 1 and the largest logit."""
 INPUT, OUTPUT = "samples", "logits"
 
 
 def export(trained: Trained, out: Path, form: str) -> float:
     """Write a model with the normalisation in its graph; return the largest difference of a logit.
 
-    The graph has one input, ``samples`` ``(batch, ...)``, uint8 of 0 to 255 or float32 as the data set gives them; and
-    one output, ``logits`` ``(batch, C)`` float32. ``form``: one of :data:`FORMATS`.
-
-    Raises:
-        LabelSkewError: a package is missing.
-        RunError: the network cannot be exported, or the file gives other logits.
+    The graph maps ``samples`` ``(batch, ...)``, uint8 or float32 as the data set gives them, to ``logits`` ``(batch,
+    C)`` float32. Raise LabelSkewError if a package is missing, or RunError if the network cannot be exported or the
+    file gives other logits.
     """
     if form == "onnx":
         what = f"{clean(out, 4096)}: ONNX"

@@ -25,14 +25,14 @@ MAX_DEVIATION = 8.0
 
 
 class InputBatch(NamedTuple):
-    """Samples ``(B, ...)`` as the data set gives them."""
+    """Samples ``(B, ...)`` before normalisation."""
 
     names: list[str]
     samples: NDArray[Any]
 
 
 def listed(places: Sequence[Path]) -> list[Path]:
-    """Replace folders by the pictures in them; raises MistakesError for missing files and empty folders."""
+    """Replace folders by their pictures; raises MistakesError for missing files and empty folders."""
     files: list[Path] = []
     wrong = []
     for place in places:
@@ -85,7 +85,7 @@ def holds_many(file: Path) -> bool:
 
 
 def cut(samples: NDArray[Any], size: int, name: str, numbers: NDArray[np.int64] | None = None) -> Iterator[InputBatch]:
-    """Divide samples into batches, each sample named ``name[number]``, by default numbered from 0."""
+    """Divide samples into batches; samples have the name ``name[number]``, by default from 0."""
     numbers = np.arange(len(samples)) if numbers is None else numbers
     for start in range(0, len(samples), size):
         part = slice(start, start + size)
@@ -104,10 +104,9 @@ def table_of(trained: Trained, settings: Mapping[str, Any] | None = None) -> Tab
 
 
 def reader(trained: Trained, recipe: Mapping[str, Any], settings: Mapping[str, Any], place: str = "") -> Dataset:
-    """The data set that reads samples for a model as in its training.
+    """The data set that reads samples as in training; raises LabelSkewError if it is missing, or a setting is wrong.
 
-    ``settings`` override ``recipe``, its known ``data_args``; ``place``: for messages. Raises LabelSkewError if the
-    data set is not installed, or a setting is wrong.
+    ``settings`` override ``recipe``, its known ``data_args``; ``place``: for messages.
     """
     about, where = trained.about, clean(trained.file, 4096)
     kind = load_plugin("datasets", about.dataset, where)
@@ -174,10 +173,10 @@ def _array(about: About, file: Path) -> NDArray[Any]:
 
 
 def fitted(about: About, x: NDArray[Any], where: str) -> NDArray[Any]:
-    """Convert an array to samples ``(N, ...)`` of the model's shape and type, see :func:`warn_of_scale`.
+    """Convert an array to samples ``(N, ...)`` of the model's shape and type; raises LabelSkewError for other shapes.
 
     It may have the model's shape, with or without ``N``; ``(N, H, W, C)``; ``(N, H, W)`` for one channel; or any if the
-    model takes rows. Raises LabelSkewError for other shapes.
+    model takes rows.
     """
     shape = tuple(about.input_shape)
     if x.dtype.kind not in "biuf":
@@ -208,7 +207,7 @@ def fitted(about: About, x: NDArray[Any], where: str) -> NDArray[Any]:
 
 
 def warn_of_scale(about: About, x: NDArray[Any], where: str) -> None:
-    """Warn if samples ``(N, ...)`` have another scale than in training, such as 0 to 255 for 0 to 1."""
+    """Warn if samples ``(N, ...)`` have another scale than in training."""
     plain = about.mean == [0.0] and about.std == [1.0] and about.dtype == "float32"  # without normalisation
     if not about.mean or not about.std or plain or not x.size:
         return

@@ -30,7 +30,7 @@ from fl_labelskew_plugins.tensors import Weights
 
 LAST, BEST = "model.safetensors", "best.safetensors"
 SMALL = 2**20
-"""Maximum of numbers in a batch without an estimate of the layers' memory, which takes seconds."""
+"""Numbers in a batch; larger ones need an estimate of the layers' memory, which takes seconds."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Trained:
     network: nn.Module
 
     def whole(self) -> Whole:
-        """The network after normalisation; raises LabelSkewError if the normalisation is unknown."""
+        """See :class:`Whole`; raises LabelSkewError if the normalisation is unknown."""
         if self.about.mean is None or self.about.std is None:
             problem = "does not say how samples are normalised, because its writer had no samples"
             use = "the model.safetensors of a silo, which has the normalisation of the silo's samples"
@@ -72,7 +72,7 @@ class Trained:
 
     @cached_property
     def _memory(self) -> int:
-        """Estimated bytes of the layers for one sample: three times the largest layer's; 0 if unknown."""
+        """Estimated bytes for one sample: three times the largest layer's; 0 if unknown."""
         sizes = [0]
 
         def measure(_: nn.Module, given: tuple[Any, ...], made: Any) -> None:
@@ -136,7 +136,7 @@ def _network(about: About, weights: Weights, where: str, code: str | None) -> Ne
 
 
 def _from_code(about: About, where: str, code: str | None) -> Network:
-    """The network of the function ``code``; LabelSkewError if it is missing or not the model's."""
+    """The network of the function ``code``; raises LabelSkewError if it is not the model's."""
     params, name = dict(about.network_params), clean(about.network)
     digest = clean(params.pop("sha256", "unknown"), 64)
     if not is_code(name):
@@ -206,7 +206,7 @@ def _limited(weights: Weights, where: str) -> Iterator[None]:
 
 
 def build(network: Network, shape: tuple[int, ...], classes: int, weights: Weights, where: str) -> nn.Module:
-    """Build a network with these weights, in eval mode; raises LabelSkewError if they do not fit."""
+    """The module with these weights, in eval mode; raises LabelSkewError if they do not fit."""
     if network.trained_params:
         network = type(network)(network.params.model_copy(update=dict(network.trained_params)))
     with torch.random.fork_rng([]):  # keeps the caller's next draws unchanged

@@ -27,13 +27,13 @@ Write = Callable[[list[PredictionRow]], None]
 
 
 def columns(top: int) -> list[str]:
-    """The header of the rows: file, most probable class and its probability; the next classes."""
+    """The header of :func:`rows`."""
     further = [f"{name}_{rank}" for rank in range(2, top + 1) for name in ("class", "probability")]
     return ["file", "class", "probability", *further]
 
 
 def rows(trained: Trained, batches: Iterable[inputs.InputBatch], top: int) -> Iterator[list[PredictionRow]]:
-    """The rows of each batch, see :func:`columns`; raises LabelSkewError if samples or ``top`` do not fit."""
+    """The rows of each batch; raises LabelSkewError if samples or ``top`` do not fit."""
     names = trained.about.class_names
     if not 1 <= top <= len(names):
         raise LabelSkewError(f"--top {top}: the model has {len(names)} classes; allowed: 1 to {len(names)}")
@@ -46,10 +46,7 @@ def rows(trained: Trained, batches: Iterable[inputs.InputBatch], top: int) -> It
 
 
 def frame(trained: Trained, x: Any, *, top: int, batch_size: int) -> pd.DataFrame:
-    """Predictions for an array or tensor ``(N, ...)`` by number, a table by its index, or paths by file.
-
-    Raises LabelSkewError as :func:`rows`, and for files that cannot be read.
-    """
+    """Predictions for an array or tensor ``(N, ...)``, a table by its index, or files; raises as :func:`rows`."""
     import pandas as pd
 
     paths = [x] if isinstance(x, str | Path) else x if isinstance(x, list | tuple) else ()
@@ -73,7 +70,7 @@ def frame(trained: Trained, x: Any, *, top: int, batch_size: int) -> pd.DataFram
 
 
 def writer(out: Path, head: Sequence[str]) -> AbstractContextManager[Write]:
-    """A writer of rows in the format of the file's suffix; raises LabelSkewError for unknown ones."""
+    """A writer of rows; raises LabelSkewError for an unknown suffix."""
     formats = {".csv": _csv, ".jsonl": _jsonl, ".parquet": _parquet}
     if out.suffix.lower() not in formats:
         raise LabelSkewError(f"--out {clean(out, 4096)}: unknown format; allowed: a name with {', '.join(formats)}")

@@ -136,7 +136,7 @@ def _pictures(path: Path, classes: Sequence[str]) -> OwnData:
     dataset = ImageFolder(ImageFolder.Params(class_names=tuple(classes) or None))
     with readable(clean(path)):
         groups = dataset.groups(path)
-        train, test = dataset.find(path)
+        train, test = dataset.find(path, groups)
     names = dataset.names(train, test or [])
     side, channels = _sampled(path, [file for file, _ in train])
     size = max((s for s in SIDES if s <= side), default=SIDES[0])
