@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 OnBadSample = Literal["stop", "skip"]
-FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-"""Allowed formats; for others, such as EPS, Pillow starts another program."""
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")  # for others, such as EPS, Pillow starts a program
 MAX_PIXELS = 2**26  # in the file and after resizing
 MAX_BYTES = 2**29  # pixels of four 16-bit channels
 

@@ -13,10 +13,8 @@ from fl_labelskew_plugins import plots, seeds
 from fl_labelskew_plugins.engine.local import LocalTrainer
 from fl_labelskew_plugins.tensors import Weights
 
-Rounds = dict[int, list[float]]
-"""Round, from 1, to values, such as one per client."""
-Curves = dict[str, dict[str, Rounds]]
-"""Axis label to line label to values."""
+Rounds = dict[int, list[float]]  # round, from 1, to values, such as one per client
+Curves = dict[str, dict[str, Rounds]]  # axis label to line label to values
 
 
 @dataclass(frozen=True)
@@ -37,10 +35,8 @@ class RunInfo:
 class Diagnostic:
     """One diagnostic, called every ``diagnostics_every`` rounds; must not change the run. ``lines``: of the round."""
 
-    num_features: ClassVar[int | None] = None
-    """Required number of features ``d`` of the network."""
-    log: ClassVar[bool] = False
-    """Whether the value axis is logarithmic."""
+    num_features: ClassVar[int | None] = None  # required of the network
+    log: ClassVar[bool] = False  # of the value axis
 
     def __init__(self, name: str, run: RunInfo, folder: Path) -> None:
         self.name, self.run = name, run

@@ -18,8 +18,7 @@ from fl_labelskew_plugins.tensors import Weights, save_atomic
 
 MAX_SAMPLES = 1000
 STAGE_TITLES = {"start": "client before training", "local": "client after training", "global": "global model"}
-PANEL_WIDTH = 5.0
-"""Width of a panel, in inches, at which marks have their normal size."""
+PANEL_WIDTH = 5.0  # inches, at which marks have their normal size
 MIN_EMBEDDED = 8  # test samples for t-SNE
 
 

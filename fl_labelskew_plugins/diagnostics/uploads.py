@@ -27,10 +27,8 @@ KINDS = (
     *("before aggregation, classes the client holds", "before aggregation, classes it lacks"),
     "after aggregation",
 )
-IN_MEMORY = 2**28
-"""Bytes of a round's updates; more go to a temporary file."""
-TOP, BATCH, BATCHES = 50, 128, 8
-"""Eigenvalues and batch size of the paper, and number of averaged batches."""
+IN_MEMORY = 2**28  # bytes of a round's updates; more go to a temporary file
+TOP, BATCH, BATCHES = 50, 128, 8  # eigenvalues and batch size of the paper, and averaged batches
 
 
 class LabelHeatmap(Diagnostic):

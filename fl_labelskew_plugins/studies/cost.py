@@ -23,10 +23,8 @@ from fl_labelskew_plugins.studies.finished import number
 from fl_labelskew_plugins.studies.sweep.plan import Planned
 
 HEAD = ("runs like", "runs", "rounds left", "s/round", "left", "memory", "known from")
-PROBE_ROUNDS, PROBE_S = 2, 5.0
-"""Rounds and seconds of a probe run."""
-DECIMALS = ("train_args", "method_args", "partition_args", "privacy_args")
-"""Sections of these decimals."""
+PROBE_ROUNDS, PROBE_S = 2, 5.0  # rounds and seconds of a probe run
+DECIMALS = ("train_args", "method_args", "partition_args", "privacy_args")  # sections
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,7 @@ from fl_labelskew_plugins.studies.finished import FinishedRun
 if TYPE_CHECKING:
     from fl_labelskew_plugins.diagnostics.points import Points
 
-HEATMAP = "label_heatmap"
-"""From the partition, which every run saves."""
+HEATMAP = "label_heatmap"  # from the partition, which every run saves
 MAX_NAMES = 20
 
 

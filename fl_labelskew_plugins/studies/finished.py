@@ -22,14 +22,11 @@ from fl_labelskew_plugins.runs.reader import RunReader
 Resolved = Mapping[str, Mapping[str, Any]]
 
 SEED = "common_args.random_seed"
-MACHINE_SECTIONS = ("tracking_args", "device_args", "comm_args")
-"""Sections that do not distinguish experiments, except for :data:`PRECISION`."""
+MACHINE_SECTIONS = ("tracking_args", "device_args", "comm_args")  # do not distinguish runs
 PRECISION = "device_args.precision"
 PLACES = ("data_args.data_cache_dir", "data_args.download")
-SETTING_KEYS = ("data_args.", "partition_args.")
-"""Prefixes of the keys that define a setting."""
-SWEEP = "sweep.json"
-"""File next to a sweep's runs with the names of each run's setting and label."""
+SETTING_KEYS = ("data_args.", "partition_args.")  # prefixes
+SWEEP = "sweep.json"  # next to the runs, with names of their settings and labels
 
 
 class Client(NamedTuple):

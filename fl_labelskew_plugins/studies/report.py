@@ -20,8 +20,7 @@ from fl_labelskew_plugins.recipe.mistakes import unknown
 from fl_labelskew_plugins.runs.measure import GLOBAL, MEASURES, NAMED
 from fl_labelskew_plugins.studies.finished import PLACES, SETTING_KEYS, FinishedRun, flat, number
 
-Curve = dict[int, list[float]]
-"""Round, from 1, to the accuracy of each seed."""
+Curve = dict[int, list[float]]  # round, from 1, to the accuracy of each seed
 PLAIN_OPTIMIZER = "FedAvg"
 FEDAVG = "fedavg"
 NAMES = {
@@ -31,11 +30,9 @@ NAMES = {
     "partition": ("partition_args.partition_method", "?"),
 }
 """Column to its key in a recipe, and its default."""
-FALL = 3.0
-"""Per cent points; a larger difference between best and last tests shows that the accuracy falls or oscillates."""
+FALL = 3.0  # per cent points from best to last tests, if the accuracy falls or oscillates
 DIFFERENCE = ["difference", "difference_low", "difference_high", "pairs"]
-CHOSEN = (("label", "method", "optimizer"), ("setting", "place", "partition"), ("data",))
-"""Columns of each kind of names in :func:`only`."""
+CHOSEN = (("label", "method", "optimizer"), ("setting", "place", "partition"), ("data",))  # columns, by kind of name
 PRINTED = {"accuracy": "accuracy", "best_accuracy": "best", "personalised_accuracy": "personalised"}
 
 

@@ -20,8 +20,7 @@ from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.runs.model_file import About
 from fl_labelskew_plugins.trained.network import Trained, create, load_plugin
 
-MAX_DEVIATION = 8.0
-"""Maximum distance from the training's mean, and ratio to its standard deviation, without a warning."""
+MAX_DEVIATION = 8.0  # from the training's mean, in standard deviations, and ratio to these
 
 
 class InputBatch(NamedTuple):

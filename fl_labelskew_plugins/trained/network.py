@@ -29,8 +29,7 @@ from fl_labelskew_plugins.runs.model_file import About
 from fl_labelskew_plugins.tensors import Weights
 
 LAST, BEST = "model.safetensors", "best.safetensors"
-SMALL = 2**20
-"""Numbers in a batch; larger ones need an estimate of the layers' memory, which takes seconds."""
+SMALL = 2**20  # numbers in a batch without an estimate of the layers' memory, which takes seconds
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,7 @@ from fl_labelskew_plugins.studies.sweep import plan, pool
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-MARK = "# written by fl.sweep, which overwrites it"
-"""First line of the files that ``fl.sweep`` may overwrite."""
+MARK = "# written by fl.sweep, which overwrites it"  # first line of written files
 
 
 class Sweep(NamedTuple):

@@ -29,8 +29,7 @@ from fl_labelskew_plugins.studies.reproduce import Experiment, held
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 MAX_NAME = 150
-LOGS = "_logs"
-"""Folder of the runs' logs; no run's name starts with ``_``."""
+LOGS = "_logs"  # folder of logs; no run's name starts with _
 MAX_COMBINATIONS = 10_000
 
 

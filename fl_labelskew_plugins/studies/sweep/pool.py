@@ -34,12 +34,9 @@ from fl_labelskew_plugins.studies.reproduce import PrintLine, complete
 from fl_labelskew_plugins.studies.sweep.plan import Planned, missing, states_of
 
 MEMORY_SHARE = 0.8
-GRACE = 30.0
-"""Seconds in which a terminated run may save its checkpoint."""
-MAX_DELAY = 5.0
-"""Seconds by which a pausing run may exceed its time."""
-HELD_ELSEWHERE = 75
-"""Exit code of a run that another process started or finished first."""
+GRACE = 30.0  # seconds for a terminated run to save its checkpoint
+MAX_DELAY = 5.0  # seconds by which a pausing run may exceed its time
+HELD_ELSEWHERE = 75  # exit code of a run that another process started or finished first
 HOSTED = ["fl_labelskew_plugins.host", "fl_labelskew_plugins.runtimes.sp.hosted"]
 PRELOADED = ["fl_labelskew_plugins.runtimes.sp.runtime", "matplotlib.backends.backend_agg", "sklearn.datasets"]
 """Imports of runs in one process, preceded by :mod:`.forkserver` and, if FedML is installed, by ``HOSTED``."""
