@@ -36,7 +36,8 @@ class CINIC10(ImageFolder):
         "test": lambda name, i: f"test/{name}/cifar10-test-{i}.png",
     }
 
-    Params = ImageParams
+    class Params(ImageParams):
+        """Parameters of cinic10."""
 
 
 class TinyImageNet(ImageFolder):

@@ -27,6 +27,7 @@ from fl_labelskew_plugins.data.files import readable, sound
 from fl_labelskew_plugins.data.stats import IMAGENET
 from fl_labelskew_plugins.data.table import SOUND
 from fl_labelskew_plugins.machine.files import check_regular, read_text, write_text
+from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.params import Params
 
 if TYPE_CHECKING:
@@ -107,13 +108,13 @@ class ISIC2019(Dataset):
         root = data_dir or Path()
         with readable(f"data set isic2019: {root}"):
             files = _names(root) if (root / PREPARED).is_dir() else set()
-            counted = ("pictures", str(len(files)) if files else "missing", str(np.sum([*TABLE.values()])))
+            files_row = ("pictures", str(len(files)) if files else "missing", str(np.sum([*TABLE.values()])))
             if not os.path.isfile(root / SPLIT):
-                return [(SPLIT, "missing", "found"), counted]
+                return [(SPLIT, "missing", "found"), files_row]
             listed, named = _rows(root, [])
         rows = [
             (SPLIT, "found", "found"),
-            counted,
+            files_row,
             ("rows without a picture", str(len({*listed.image} - files)), "0"),
             ("pictures without a row", str(len(files - named)), "0"),
             ("rows of no known centre or class", str(len(named) - len(listed)), "0"),
@@ -247,7 +248,7 @@ def _names(root: Path) -> set[str]:
 
 
 def _some(images: Sequence[str]) -> str:
-    return f"{len(images)} picture{'s' * (len(images) > 1)} (first: {images[0]})"
+    return f"{counted(len(images), 'picture')} (first: {images[0]})"
 
 
 def colour_constancy(pixels: NDArray[np.uint8], power: float = 6.0) -> NDArray[np.uint8]:

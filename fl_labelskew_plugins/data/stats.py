@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 from fl_labelskew_plugins.machine.text import counted
 
 CHUNK = 4096  # samples per step, to limit memory
-Numbers = tuple[float, ...]
-Moments = tuple[Numbers, Numbers]  # mean and std per channel, in units of x / 255 for uint8
+Moments = tuple[tuple[float, ...], tuple[float, ...]]  # mean and std per channel, in units of x / 255 for uint8
 IMAGENET: Moments = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # commonly used
 Word = Sequence[float] | Literal["imagenet", "data"] | None
 

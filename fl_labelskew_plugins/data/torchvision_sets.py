@@ -18,6 +18,7 @@ from fl_labelskew_plugins import params
 from fl_labelskew_plugins.data import fakes
 from fl_labelskew_plugins.data.files import one_line, readable
 from fl_labelskew_plugins.data.npz import Npz
+from fl_labelskew_plugins.data.stats import Moments
 
 CLASSES_10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 NAMES_100 = """
@@ -41,7 +42,7 @@ class TorchvisionSet(Dataset):
     downloads: tuple[Mapping[str, Any], ...] = ({"train": True},)  # arguments of torchvision's class
     shape: ClassVar[tuple[int, int, int]]  # (channels, height, width) of a sample
     class_names: tuple[str, ...]
-    moments: ClassVar[tuple[tuple[float, ...], tuple[float, ...]]]
+    moments: ClassVar[Moments]
     Params = params.Params
 
     def part(self, files: Mapping[str, Path], part: str) -> Arrays:

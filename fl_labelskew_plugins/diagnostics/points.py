@@ -27,15 +27,12 @@ class Points(Diagnostic):
 
     stages: ClassVar[Sequence[str]]  # of STAGE_TITLES
     three_d: ClassVar[bool] = False
+    only_last: ClassVar[bool] = False  # round
 
     def __init__(self, name: str, run: RunInfo, folder: Path) -> None:
         super().__init__(name, run, folder)
         self._index = some_test_samples(run.trainer, MAX_SAMPLES)
         self._kept: dict[str, Tensor] = {}
-
-    def wanted(self, round: int) -> bool:
-        """Whether this round's points are computed."""
-        return True
 
     def place(self, features: Tensor) -> Tensor:
         """Map features ``(n, d)`` to points ``(n, 2)`` or ``(n, 3)``."""
@@ -55,7 +52,7 @@ class Points(Diagnostic):
         plots.scatter(axes, points.numpy(), labels.numpy(), classes=len(proxies), solid=held, scale=scale)
 
     def uploaded(self, round: int, client: int, start: Weights, upload: Weights) -> None:
-        if not self._kept and self.wanted(round):
+        if not self._kept and (not self.only_last or round == self.run.rounds - 1):
             self._kept["client"] = torch.tensor(client)
             self._add("start", start)
             self._add("local", upload)
@@ -203,16 +200,13 @@ class TSNE(Points):
     """Embedded test features after the last round, of its first client and of the global model (FedLC, figure 7)."""
 
     stages = ("local", "global")
+    only_last = True  # an embedding takes seconds
 
     def check(self) -> None:
         super().check()
         if (n := len(self.run.trainer.test.y)) < MIN_EMBEDDED:
             needs = f"tsne needs at least {MIN_EMBEDDED} test samples, the data set has {n}"
             raise mistake("tracking_args.diagnostics", needs, "another diagnostic")
-
-    def wanted(self, round: int) -> bool:
-        """Only the last round: an embedding takes seconds."""
-        return round == self.run.rounds - 1
 
     def place(self, features: Tensor) -> Tensor:
         return embedding(features, seeds.torch_seed(self.run.trainer.federation.seed, "t-SNE") % 2**31)

@@ -23,10 +23,7 @@ from fl_labelskew_plugins.diagnostics.base import (
 from fl_labelskew_plugins.engine import metrics
 from fl_labelskew_plugins.tensors import Weights
 
-KINDS = (
-    *("before aggregation, classes the client holds", "before aggregation, classes it lacks"),
-    "after aggregation",
-)
+KINDS = ("before aggregation, classes the client holds", "before aggregation, classes it lacks", "after aggregation")
 IN_MEMORY = 2**28  # bytes of a round's updates; more go to a temporary file
 TOP, BATCH, BATCHES = 50, 128, 8  # eigenvalues and batch size of the paper, and averaged batches
 

@@ -29,7 +29,7 @@ DECIMALS = ("train_args", "method_args", "partition_args", "privacy_args")  # se
 
 @dataclass(frozen=True)
 class Estimate:
-    """Seconds of a run besides its rounds and of a round, and peak bytes of its (or the server's) process and GPU."""
+    """Seconds before the rounds and per round; peak bytes of the run's (or server's) process and on a GPU."""
 
     start: float
     round: float

@@ -42,8 +42,8 @@ class Client(NamedTuple):
 class FinishedRun:
     """The results of the run in the folder ``name``.
 
-    ``data``: their fingerprint; ``personal``: whether the method keeps a model for each client; ``names``: ``setting``
-    and ``label`` from a sweep; ``clients``: empty if the run is unfinished or has not tested them individually.
+    ``data``: fingerprint; ``personal``: whether the method keeps a model per client; ``names``: ``setting`` and
+    ``label`` from a sweep; ``clients``: empty if they were not tested individually.
     """
 
     name: str

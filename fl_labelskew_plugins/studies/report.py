@@ -49,7 +49,6 @@ def rows(groups: Sequence[Sequence[FinishedRun]], last: int, baseline: str = "fe
     FedAvg may be missing.
     """
     firsts = [group[0] for group in groups]
-    measures = [run.measure for run in firsts]
     recipes = [flat(run.recipe) | place for run, place in zip(firsts, _data(firsts), strict=True)]
     for recipe in recipes:
         if reference := recipe.pop("train_args.reference", None):
@@ -61,7 +60,7 @@ def rows(groups: Sequence[Sequence[FinishedRun]], last: int, baseline: str = "fe
         {
             **names,
             "unfinished": [sum(not run.whole for run in group) for group in groups],
-            "test": [measure.name for measure in measures],
+            "test": [run.measure.name for run in firsts],
             "whole": [all(run.whole for run in runs) for runs in counted],
             "personal": [any(run.personal for run in runs) for runs in counted],
             "rounds": [ends([len(run.metrics) for run in runs]) for runs in counted],

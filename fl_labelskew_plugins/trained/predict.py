@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 PredictionRow = list[str | float]
 Write = Callable[[list[PredictionRow]], None]
+FORMATS = (".csv", ".jsonl", ".parquet")
 
 
 def columns(top: int) -> list[str]:
@@ -69,39 +70,28 @@ def frame(trained: Trained, x: Any, *, top: int, batch_size: int) -> pd.DataFram
     return result if index is None else result.set_index(index)
 
 
-def writer(out: Path, head: Sequence[str]) -> AbstractContextManager[Write]:
+@contextmanager
+def writer(out: Path, head: Sequence[str]) -> Iterator[Write]:
     """A writer of rows; raises LabelSkewError for an unknown suffix."""
-    formats = {".csv": _csv, ".jsonl": _jsonl, ".parquet": _parquet}
-    if out.suffix.lower() not in formats:
-        raise LabelSkewError(f"--out {clean(out, 4096)}: unknown format; allowed: a name with {', '.join(formats)}")
-    if out.suffix.lower() == ".parquet":
+    suffix = out.suffix.lower()
+    if suffix not in FORMATS:
+        raise LabelSkewError(f"--out {clean(out, 4096)}: unknown format; allowed: a name with {', '.join(FORMATS)}")
+    if suffix == ".parquet":
         what = f"--out {clean(out, 4096)}:"
-        extras.load("parquet", "pyarrow.parquet", what=what, otherwise=", or use --out FILE.csv")
-    return formats[out.suffix.lower()](out, head)
+        pq = extras.load("parquet", "pyarrow.parquet", what=what, otherwise=", or use --out FILE.csv")
+        import pyarrow as pa
 
-
-@contextmanager
-def _csv(out: Path, head: Sequence[str]) -> Iterator[Write]:
+        kinds: list[Any] = [pa.float64() if name.startswith("probability") else pa.string() for name in head]
+        schema = pa.schema(list(zip(head, kinds, strict=True)))
+        with replacing(out) as part, pq.ParquetWriter(part, schema) as table:
+            yield lambda some: table.write_table(
+                pa.Table.from_pylist([dict(zip(head, row, strict=True)) for row in some], schema)
+            )
+        return
     with replacing(out) as part, part.open("w", encoding="utf-8", newline="") as stream:
-        table = csv.writer(stream, lineterminator="\n")
-        table.writerow(head)
-        yield lambda some: table.writerows([*map(csv_cell, row)] for row in some)
-
-
-@contextmanager
-def _jsonl(out: Path, head: Sequence[str]) -> Iterator[Write]:
-    with replacing(out) as part, part.open("w", encoding="utf-8") as stream:
-        yield lambda some: stream.writelines(json.dumps(dict(zip(head, row, strict=True))) + "\n" for row in some)
-
-
-@contextmanager
-def _parquet(out: Path, head: Sequence[str]) -> Iterator[Write]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    kinds: list[Any] = [pa.float64() if name.startswith("probability") else pa.string() for name in head]
-    schema = pa.schema(list(zip(head, kinds, strict=True)))
-    with replacing(out) as part, pq.ParquetWriter(part, schema) as table:
-        yield lambda some: table.write_table(
-            pa.Table.from_pylist([dict(zip(head, row, strict=True)) for row in some], schema)
-        )
+        if suffix == ".csv":
+            rows_of_file = csv.writer(stream, lineterminator="\n")
+            rows_of_file.writerow(head)
+            yield lambda some: rows_of_file.writerows([*map(csv_cell, row)] for row in some)
+        else:
+            yield lambda some: stream.writelines(json.dumps(dict(zip(head, row, strict=True))) + "\n" for row in some)

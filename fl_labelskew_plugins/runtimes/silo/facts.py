@@ -178,7 +178,7 @@ def normalised(data: Data, tensors: Mapping[str, Tensor]) -> Data:
     """A silo's data with the server's mean and std. Raises LabelSkewError if they do not fit."""
     channels = data.train.x.shape[1]
 
-    def numbers(key: str, least: float) -> stats.Numbers:
+    def numbers(key: str, least: float) -> tuple[float, ...]:
         value = tensors.get(key, torch.zeros(0))
         form = value.dtype == torch.float64 and tuple(value.shape) in ((1,), (channels,))
         if not form or not value.isfinite().all() or value.min() <= least:

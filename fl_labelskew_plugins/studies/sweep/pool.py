@@ -108,6 +108,7 @@ class RunProcess:
     begun: float = field(default_factory=time.monotonic)
 
 
+@dataclass
 class Pool:
     """Run processes, ``slots`` at a time within ``bound`` bytes.
 
@@ -115,29 +116,26 @@ class Pool:
     finished a round, no other run starts.
     """
 
-    def __init__(
-        self,
-        planned: Sequence[Planned],
-        left: Sequence[Planned],
-        slots: int,
-        bound: float,
-        print_line: PrintLine,
-        host: str | None = None,
-        pause: Pause | None = None,
-    ) -> None:
-        self.all, self.waiting, self.slots, self.bound, self.print_line = planned, list(left), slots, bound, print_line
-        self.host, self.pause = host, pause
+    all: Sequence[Planned]
+    waiting: list[Planned]
+    slots: int
+    bound: float
+    print_line: PrintLine
+    host: str | None = None
+    pause: Pause | None = None
+
+    def __post_init__(self) -> None:
         self.running: list[RunProcess] = []
         self.failed: list[str] = []
         self.took: list[float] = []
-        self.left = len(left)
+        self.left = len(self.waiting)
         self._elsewhere: Collection[str] = ()
-        self._gpus = _gpus(left)
+        self._gpus = _gpus(self.waiting)
         self._peaks: dict[tuple[str, str], float] = {}
         self._context = multiprocessing.get_context("forkserver")
-        preloaded = [*(HOSTED if host != "none" and host_installed() else []), *PRELOADED]
+        preloaded = [*(HOSTED if self.host != "none" and host_installed() else []), *PRELOADED]
         self._context.set_forkserver_preload(["fl_labelskew_plugins.studies.sweep.forkserver", *preloaded])
-        for run in planned:
+        for run in self.all:
             self._remember(run)
 
     def work(self) -> list[str]:
