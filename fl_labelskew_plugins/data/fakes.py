@@ -19,7 +19,7 @@ SurveyRows = list[tuple[str, str, str]]
 
 @contextmanager
 def whole(out: Path) -> Iterator[Path]:
-    """A temporary folder that replaces ``out``. Raise LabelSkewError if ``out`` is not empty or not writable."""
+    """A temporary folder that replaces ``out``. Raise LabelSkewError if that is not empty or not writable."""
     given, out = out, Path(os.path.abspath(out))
     part = out.with_name(f"{out.name}.partial-{os.getpid()}")
     try:
@@ -93,14 +93,14 @@ def parts(
 
 
 def patterns(classes: int, shape: tuple[int, int, int], rng: np.random.Generator) -> NDArray[np.float32]:
-    """A pattern of 4 x 4 blocks per class, ``(classes, channels, height, width)``."""
+    """Patterns of 4 x 4 blocks, ``(classes, channels, height, width)``."""
     channels, height, width = shape
     blocks = rng.integers(40, 216, (classes, channels, 4, 4)).astype(np.float32)
     return blocks.repeat(-(-height // 4), axis=2).repeat(-(-width // 4), axis=3)[..., :height, :width]
 
 
 def noisy(of_classes: NDArray[np.float32], labels: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.uint8]:
-    """Patterns with noise, ``(N, channels, height, width)``, by ``labels`` ``(N,)``."""
+    """Patterns with noise, ``(N, channels, height, width)``."""
     x = np.empty((len(labels), *of_classes.shape[1:]), np.uint8)
     for image, label in zip(x, labels, strict=True):  # one by one, to limit memory
         image[:] = np.clip(of_classes[label] + 24 * rng.standard_normal(image.shape, np.float32), 0, 255)

@@ -30,7 +30,7 @@ LabelledFiles = list[tuple[Path, str]]  # with class names
 
 
 class ImageParams(Params):
-    """Parameters common to all image folder data sets."""
+    """Parameters of all image folders."""
 
     image_size: int = Field(32, ge=1, le=1024, description="Height and width in pixels.")
     channels: Literal[1, 3] = Field(3, description="1 for grey, 3 for colour.")
@@ -141,7 +141,6 @@ class ImageFolder(Dataset):
         return train, test or None
 
     def find_test(self, data_dir: Path) -> LabelledFiles | None:
-        """Images of ``test/`` or ``val/``, if any."""
         annotations = data_dir / "val" / "val_annotations.txt"
         if annotations.is_file():  # Tiny-ImageNet, whose test/ has no labels
             return list_annotated(annotations)
@@ -156,7 +155,7 @@ class ImageFolder(Dataset):
     def splits_off(self, data_dir: Path | None) -> bool:
         root = self.root(data_dir)
         with readable(f"data set {self.name}: {root}"):
-            return self.find_test(root) is None and not self.find_tests(self.groups(root, ("train", "test", "val")))
+            return self.find_test(root) is None and not self.find_tests(self.groups(root, PARTS))
 
     def listed(self, folder: Path) -> LabelledFiles:
         """Images in a folder of classes. Raise LabelSkewError without images, or for unclear nested folders."""
@@ -354,7 +353,7 @@ class ImageFolder(Dataset):
         self.fake_table(out, written)
 
     def fake_table(self, out: Path, written: LabelledFiles) -> None:
-        """Write a table of classes, if needed."""
+        """Write a table of classes."""
 
 
 def images_in(folder: Path) -> list[Path]:

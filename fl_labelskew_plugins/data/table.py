@@ -229,7 +229,7 @@ def no_numbers(column: pd.Series[Any]) -> str:
 
 
 def _numbered(names: NDArray[np.object_], order: Sequence[str]) -> NDArray[np.int64]:
-    """Index in ``order`` of each name ``(N,)``."""
+    """Indices ``(N,)`` in ``order``."""
     number = {name: i for i, name in enumerate(order)}
     return np.array([number[name] for name in names], np.int64)
 
@@ -308,7 +308,7 @@ class Table(Dataset):
         return self.params.test_file is None
 
     def _only_test_file(self, data_dir: Path | None) -> Path | None:
-        """The test file, if the training file is missing."""
+        """The test file if the training file is missing."""
         if self.params.test_file is not None:
             try:
                 self.paths(data_dir)
@@ -341,7 +341,6 @@ class Table(Dataset):
         return self._read(self.paths(data_dir), seed)
 
     def load_all(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Read the rows; without a test file, all are the test part."""
         return self._read(self.paths(data_dir), None if self.params.test_file is None else seed)
 
     def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
@@ -351,7 +350,7 @@ class Table(Dataset):
         return self._read([path], None)
 
     def _read(self, paths: Sequence[Path], seed: int | None) -> Data:
-        """Read the files; a single file is the test part if ``seed`` is None."""
+        """Read the files; with ``seed`` None, a single file is the test part."""
         columns = self.columns(paths[0])
         for path in paths[1:]:
             available = set(header(path))
@@ -464,7 +463,7 @@ class Table(Dataset):
     def _classes(
         self, frames: Sequence[pd.DataFrame], paths: Sequence[Path]
     ) -> tuple[list[str], list[NDArray[np.int64]]]:
-        """Names of all classes, and each file's labels ``(N,)``."""
+        """All classes, and labels ``(N,)`` of each file."""
         label, given, labels = self.params.label, self.params.class_names, []
         names = list(given or ordered(texts(frames[0][label])))
         if given is None and not 1 < len(names) <= MAX_CATEGORIES:

@@ -33,7 +33,7 @@ willow_tree wolf woman worm
 
 
 class TorchvisionSet(Dataset):
-    """Find files, download them if allowed, and read them."""
+    """Find, download and read files."""
 
     kind: ClassVar[str]  # torchvision's class
     below: ClassVar[str] = ""  # torchvision's folder inside data_cache_dir

@@ -153,7 +153,7 @@ class Features2D(Points):
     def panel(
         cls, axes: Any, points: Tensor, proxies: Tensor, labels: Tensor, held: list[int] | None, scale: float
     ) -> None:
-        """Draw points and proxies; proxies of missing classes are white arrows, as in the papers."""
+        """Draw points, and proxies as arrows; those of missing classes are white, as in the papers."""
         plots.scatter(axes, points.numpy(), labels.numpy(), classes=len(proxies), scale=scale)
         for label, (x, y) in enumerate(arrows(points, proxies).tolist()):
             missing = held is not None and label not in held
@@ -197,7 +197,7 @@ def embedding(features: Tensor, seed: int) -> Tensor:
 
 
 class TSNE(Points):
-    """Embedded test features after the last round, of its first client and of the global model (FedLC, figure 7)."""
+    """Embedded test features after the last round (FedLC, figure 7)."""
 
     stages = ("local", "global")
     only_last = True  # an embedding takes seconds

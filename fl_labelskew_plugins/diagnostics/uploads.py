@@ -51,7 +51,7 @@ def class_accuracy(logits: Tensor, labels: Tensor) -> list[float | None]:
 
 
 class ClassAccuracy(Diagnostic):
-    """Per-class accuracy of each upload and of the global model on the global test set, as in FedLC (figure 6)."""
+    """Per-class accuracy of uploads and global models on the global test set (FedLC, figure 6)."""
 
     def uploaded(self, round: int, client: int, start: Weights, upload: Weights) -> None:
         self.lines.append({"client": client, "held": self.run.held(client), "recall": self._tested(upload)})
@@ -73,7 +73,7 @@ class ClassAccuracy(Diagnostic):
         return {"accuracy in %": kinds}
 
     def draw(self, lines: Sequence[dict[str, Any]]) -> None:
-        """Draw the last round's classes as bars; before aggregation, means over the clients."""
+        """Draw bars of the last round; before aggregation, means over the clients."""
         figure, axes = plots.figure(8, 5)
         last = [line for line in lines if line["round"] == lines[-1]["round"]]
         names = self.run.class_names
@@ -111,7 +111,7 @@ def norm_and_cosine(update: Tensor, aggregated: Tensor) -> tuple[float, float | 
 
 
 class ClientDrift(Diagnostic):
-    """Norms and cosines of the clients' updates, and the norm of the global one."""
+    """Norms and cosines of updates."""
 
     def __init__(self, name: str, run: RunInfo, folder: Path) -> None:
         super().__init__(name, run, folder)

@@ -1,7 +1,4 @@
-"""Check that a method gives the same numbers in every runtime, and in a run that was stopped and resumed.
-
-They differ if a hook keeps values that runtimes do not share, such as in a global variable.
-"""
+"""Check that a method gives the same numbers in every runtime, and in a run that was stopped and resumed."""
 
 import itertools
 import json

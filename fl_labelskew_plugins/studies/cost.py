@@ -48,7 +48,7 @@ class RunKind:
 
     @property
     def seconds(self) -> list[float]:
-        """Remaining seconds of each unfinished run; empty without an estimate."""
+        """Remaining seconds of each unfinished run, if known."""
         return [self.estimate.start + self.estimate.round * rounds for rounds in self.left] if self.estimate else []
 
     def row(self) -> list[str]:
@@ -141,7 +141,7 @@ def _estimate(run: Planned) -> Estimate | None:
 
 
 def _elapsed(facts: dict[str, Any]) -> float:
-    """Seconds from the start of a run to its end or pause; 0 if unknown."""
+    """Seconds from a run's start to its end or pause; 0 if unknown."""
     with suppress(AttributeError, KeyError, TypeError, ValueError):
         began, ended = (datetime.fromisoformat(facts[key].replace("Z", "+00:00")) for key in ("began", "time"))
         return (ended - began).total_seconds() if facts["state"] in (status.FINISHED, status.PAUSED) else 0.0

@@ -1,4 +1,4 @@
-"""Load a model's file as a network."""
+"""Load a model's file."""
 
 from __future__ import annotations
 
@@ -127,8 +127,8 @@ def _network(about: About, weights: Weights, where: str, code: str | None) -> Ne
     kind = load_plugin("models", about.network, where)
     params = about.network_params | dict(kind.trained_params)
     network: Network = create(kind, params, f"{where}: model {about.network}: ")
-    # untrusted metadata may ask for any size, so first build it with shapes only; modules that cannot be built in this
-    # way raise one of these errors, and are checked after they are built with data
+    # untrusted metadata may ask for any size, so first build shapes only; modules that cannot be built in this way
+    # raise one of these errors, and are checked later
     with suppress(NotImplementedError, RuntimeError, TypeError), _limited(weights, where), torch.device("meta"):
         check(network.build(tuple(about.input_shape), len(about.class_names)), weights, where)
     return network
