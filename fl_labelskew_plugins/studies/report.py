@@ -339,8 +339,8 @@ def _note(run: FinishedRun, counted: Sequence[FinishedRun]) -> str:
         return f"{run.name}: {len(run.metrics)} of {run.planned} rounds: {effect}"
     if in_table:
         return ""
-    settings = (run.seed, run.data, flat(run.recipe))
-    twin = next(other for other in counted if (other.seed, other.data, flat(other.recipe)) == settings)
+    settings = (run.data, flat(run.recipe))
+    twin = next(other for other in counted if other.seed == run.seed and (other.data, flat(other.recipe)) == settings)
     return f"{run.name}: same recipe, data and seed as {twin.name}: counted once"
 
 

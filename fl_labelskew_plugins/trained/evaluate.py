@@ -79,7 +79,7 @@ def _data(
     trained: Trained, folder: Path, part: TestedPart | None, settings: Mapping[str, Any]
 ) -> tuple[Data, dict[str, Any]]:
     about, place = trained.about, clean(folder, 4096)
-    # of the run that wrote the model's file
+    # the folder of the run that wrote the model's file, or the file's folder
     readers = [RunReader(path) for path in trained.file.absolute().parents[:2]]
     run = next((reader for reader in readers if reader.recipe.is_file()), readers[0])
     sections = run.sections if run.recipe.is_file() else {}
