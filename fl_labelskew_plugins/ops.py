@@ -54,10 +54,10 @@ def on_device(client: ClientView, name: str, tensor: Tensor, device: torch.devic
     return cast("Tensor", client.scratch[key])
 
 
-def freeze_model(client: ClientView, key: str) -> None:
-    """Before training, keep a frozen copy of the server's model, if any, in the client's scratch."""
+def freeze_model(client: ClientView) -> None:
+    """Before training, keep a frozen copy of the server's model, if any, as ``teacher`` in the client's scratch."""
     if client.frozen is not None and client.model is not None:
-        client.scratch[key] = client.frozen(client.model.state_dict())
+        client.scratch["teacher"] = client.frozen(client.model.state_dict())
 
 
 def noise_of(client: ClientView) -> np.random.Generator:

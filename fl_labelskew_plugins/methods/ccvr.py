@@ -1,10 +1,6 @@
-"""CCVR: classifier calibration with virtual representations.
+"""CCVR: No Fear of Heterogeneity: Classifier Calibration for Federated Learning with Non-IID Data.
 
-M. Luo, F. Chen, D. Hu, Y. Zhang, J. Liang, J. Feng. No Fear of Heterogeneity: Classifier Calibration for Federated
-Learning with Non-IID Data. NeurIPS 2021. https://arxiv.org/abs/2106.05001
-
-The paper was not available to us, so no equation numbers are given, and the numbers of steps are ours. Deviations:
-docs/methods/ccvr.md.
+The paper was not available to us, so no equation numbers are given, and the numbers of steps are ours.
 """
 
 from collections.abc import Mapping
@@ -81,7 +77,6 @@ class CCVR(Method):
     closing = True
 
     def contribution_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
-        """Shapes of the sums."""
         classes, d = federation.num_classes, federation.num_features
         return {SUMS: (classes, d), SQUARES: (classes, d, d), COUNTS: (classes,)}
 
@@ -98,7 +93,6 @@ class CCVR(Method):
         return {SUMS: torch.stack([part.sum(0) for part in by_class]), SQUARES: squares, COUNTS: client.counts}
 
     def combine(self, total: Total, shared: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """In the closing exchange, the sums over all clients."""
         if not total.closing:
             return shared
         if missing := [name for name in (SUMS, SQUARES, COUNTS) if name not in total.tensors]:
@@ -130,7 +124,6 @@ class CCVR(Method):
         return {**weights, **{name: value.detach() for name, value in zip(names, trained, strict=True)}}
 
     def deviations(self) -> list[str]:
-        """Our choices."""
         return [
             "virtual, epochs and rate are ours; the paper calibrates after the last round, here it is the last round"
         ]

@@ -62,7 +62,6 @@ class Added(Method):
             client.state = {**rest(client.state, name), **joined(**{name: view.state})}
 
     def shared_modules(self, federation: Federation) -> dict[str, nn.Module]:
-        """Modules of every part."""
         return joined(**{name: part.shared_modules(federation) for name, part in self.parts.items()})
 
     def calibration(self, name: str) -> Calibration:
@@ -103,7 +102,6 @@ class Added(Method):
         return joined(**{name: part.opening(view) for name, part, view in self._views(client)})
 
     def open(self, total: Total) -> dict[str, Tensor]:
-        """Shared tensors of every part, from its sums."""
         return joined(**{name: part.open(_of(name, total)) for name, part in self.parts.items()})
 
 

@@ -1,9 +1,7 @@
 """FD: Communication-Efficient On-Device Machine Learning: Federated Distillation and Augmentation under Non-IID Data.
 
-E. Jeong, S. Oh, H. Kim, J. Park, M. Bennis, S.-L. Kim. NeurIPS workshop 2018. https://arxiv.org/abs/1811.11479
-
-Algorithm 1, federated distillation, without augmentation. Deviations: docs/methods/fd.md. A client subtracts its own
-outputs from the sum only if its state, that of its last accepted upload, is from the same round.
+Algorithm 1, federated distillation, without augmentation. A client subtracts its own outputs from the sum only if its
+state, that of its last accepted upload, is from the same round.
 """
 
 from collections.abc import Mapping
@@ -22,9 +20,7 @@ SUMS, TEACHER = "fd.sums", "fd.teacher"
 
 
 def distillation(logits: Tensor, labels: Tensor, teacher: Tensor, known: Tensor) -> Tensor:
-    r"""Distance of each sample's output from the mean output for its label (algorithm 1, line 4; without ``gamma``).
-
-    .. math:: -\frac1B \sum_n \sum_c \sigma(\hat F_{y_n})_c \log \sigma(z_n)_c
+    """Distance of each sample's output from the mean output for its label (algorithm 1, line 4; see :class:`FD`).
 
     Args:
         logits: ``(B, C)``.
@@ -111,20 +107,17 @@ class FD(Method):
         return {} if self.params.gamma == 0 else {"outputs": (classes, classes), "held": (classes,)}
 
     def contribute(self, client: ClientView) -> dict[str, Tensor]:
-        """Mean output per label over the round, and the client's labels."""
         if client.scratch.get(SUMS) is None:
             return {}
         sums, counts = client.scratch[SUMS]
         return {"outputs": sums / counts.clamp(min=1)[:, None], "held": (counts > 0).long()}
 
     def after_round(self, client: ClientView) -> None:
-        """Keep the sent means, to subtract them from the next teacher."""
         if client.sends and (sent := self.contribute(client)):
             client.state.update({name: tensor.to("cpu", copy=True) for name, tensor in sent.items()})
             client.state["round"] = torch.tensor(client.round)
 
     def combine(self, total: Total, shared: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Sum of the means per label, the number of senders, and the round."""
         rest = {name: tensor for name, tensor in shared.items() if name not in ("total", "senders", "round")}
         if not {"outputs", "held"} <= total.tensors.keys():
             return rest  # from an older sum, clients could not subtract their own outputs

@@ -1,9 +1,4 @@
-"""FedAvg: Communication-Efficient Learning of Deep Networks from Decentralized Data.
-
-H. B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Agueera y Arcas. AISTATS 2017. https://arxiv.org/abs/1602.05629
-
-Algorithm 1, which the hooks' defaults implement.
-"""
+"""FedAvg: Communication-Efficient Learning of Deep Networks from Decentralized Data."""
 
 from fl_labelskew_registry.contracts import Method
 

@@ -1,10 +1,7 @@
 """FedAwS: Federated Learning with Only Positive Labels.
 
-F. X. Yu, A. S. Rawat, A. K. Menon, S. Kumar. ICML 2020. https://arxiv.org/abs/2004.10342
-
-Algorithm 1, the server's gradient step on the spreadout regulariser (equation 7) of the class embeddings, which are the
-rows of the classifier's weight. Its rate is ``lambda`` times the learning rate, with ``lambda = 10``: 0.1 at a learning
-rate of 0.01. Equation 8, for nearest classes, is omitted. Deviations: docs/methods/fedaws.md.
+The class embeddings are the rows of the classifier's weight. Equation 8, for nearest classes, is omitted. In the paper,
+``lambda`` is 10, so ``rate`` is 0.1 at a learning rate of 0.01.
 """
 
 import torch

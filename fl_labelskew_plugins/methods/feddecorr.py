@@ -1,10 +1,6 @@
 """FedDecorr: Towards Understanding and Mitigating Dimensional Collapse in Heterogeneous Federated Learning.
 
-Y. Shi, J. Liang, W. Zhang, V. Y. F. Tan, S. Bai. ICLR 2023. https://arxiv.org/abs/2210.00226
-
-The regulariser of section 4.2. The published ``beta`` was used with ``scale: code``. Deviations:
-docs/methods/feddecorr.md. FedMR's intra-class loss is this regulariser within each class, so FedMR's function is called
-with one class.
+The published ``beta`` was used with ``scale: code``. FedMR's intra-class loss is this regulariser within each class.
 """
 
 import torch

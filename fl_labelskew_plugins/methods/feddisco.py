@@ -1,9 +1,6 @@
 """FedDisco: Federated Learning with Discrepancy-Aware Collaboration.
 
-R. Ye, M. Xu, J. Wang, C. Xu, S. Chen, Y. Wang. ICML 2023. https://arxiv.org/abs/2305.19229
-
-The paper was not available to us, so no equation numbers are given; the formulas are those of the authors' code
-(MediaBrain-SJTU/FedDisco). Deviations: docs/methods/feddisco.md.
+The formulas are those of the authors' code (MediaBrain-SJTU/FedDisco), since the paper was not available to us.
 """
 
 from collections.abc import Mapping
@@ -76,11 +73,9 @@ class FedDisco(Method):
     individual = True
 
     def opening_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
-        """One number, for ``metric: kl``."""
         return {SUM: ()} if self.params.metric == "kl" else {}
 
     def opening(self, client: ClientView) -> dict[str, Tensor]:
-        """The client's discrepancy, for ``metric: kl``."""
         return {SUM: discrepancy(client.counts).cpu()} if self.params.metric == "kl" else {}
 
     def open(self, total: Total) -> Mapping[str, Tensor]:
@@ -89,7 +84,6 @@ class FedDisco(Method):
         return {name: value - below for name, value in total.tensors.items()}
 
     def contribution_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
-        """One number."""
         return {WEIGHT: ()}
 
     def contribute(self, client: ClientView) -> dict[str, Tensor]:
@@ -104,7 +98,6 @@ class FedDisco(Method):
         return {WEIGHT: weight.clamp(min=0) / (rounds_part + self.params.b)}
 
     def deviations(self) -> list[str]:
-        """Differences from the authors' code."""
         return [
             "if only some clients take part in a round, shares of samples and sums of discrepancies are estimated from "
             "those of all clients; the authors' code computes them from the round's clients"

@@ -1,10 +1,6 @@
-"""FedETF: a synthetic and fixed classifier.
+"""FedETF: Neural Collapse Inspired Federated Learning with Synthetic and Fixed Classifier.
 
-Z. Li, X. Shang, R. He, T. Lin, C. Wu. No Fear of Classifier Biases: Neural Collapse Inspired Federated Learning with
-Synthetic and Fixed Classifier. ICCV 2023. https://arxiv.org/abs/2303.10058
-
-The paper was not available to us, so no equation numbers are given; the formulas are those of the authors' code
-(ZexiLee/ICCV-2023-FedETF). Deviations: docs/methods/fedetf.md.
+The formulas are those of the authors' code (ZexiLee/ICCV-2023-FedETF), since the paper was not available to us.
 """
 
 import math
@@ -87,14 +83,12 @@ class FedETF(Method):
     combines = False
 
     def shared_modules(self, federation: Federation) -> dict[str, nn.Module]:
-        """The projection."""
         classes, dimensions = federation.num_classes, self.params.dimensions or federation.num_classes
         if dimensions < classes:
             raise mistake("method_args.dimensions", f"{dimensions} for {classes} classes", f"{classes} or more")
         return {PROJECTION: Projection(federation.num_features, dimensions, self.params.scale)}
 
     def loss(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
-        """Balanced softmax of the fixed classifier's logits."""
         projection = client.modules()[PROJECTION]
         assert isinstance(projection, Projection)
         device = batch.features.device
@@ -109,7 +103,6 @@ class FedETF(Method):
         client.model.load_state_dict(self._with_classifier(client.model.state_dict()))
 
     def after_aggregation(self, weights: dict[str, Tensor], server: ServerView) -> dict[str, Tensor]:
-        """Set the linear classifier that predicts the same classes."""
         return self._with_classifier(weights)
 
     def _with_classifier(self, weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -118,7 +111,6 @@ class FedETF(Method):
         return {**weights, **linear_classifier(weights, scale * a, scale * b)}
 
     def deviations(self) -> list[str]:
-        """Differences from the authors' experiments."""
         return ["the authors fine-tune projection and classifier at each client to personalise the model; omitted"]
 
 

@@ -1,9 +1,6 @@
 """FedGELA: Federated Learning with Bilateral Curation for Partially Class-Disjoint Data.
 
-Z. Fan, R. Zhang, J. Yao, B. Han, Y. Zhang, Y. Wang. NeurIPS 2023. https://arxiv.org/abs/2405.18972
-
-The paper was not available to us, so no equation numbers are given; the formulas are those of the authors' code
-(MediaBrain-SJTU/FedGELA). Deviations: docs/methods/fedgela.md.
+The formulas are those of the authors' code (MediaBrain-SJTU/FedGELA), since the paper was not available to us.
 """
 
 from typing import Literal
@@ -69,7 +66,6 @@ class FedGELA(Method):
     combines = False
 
     def shared_modules(self, federation: Federation) -> dict[str, nn.Module]:
-        """Batch normalisation of the features, if selected."""
         features, classes = federation.num_features, federation.num_classes
         if features < classes:
             problem = f"fedgela needs at least as many features as classes, but the network has {features}"
@@ -83,11 +79,9 @@ class FedGELA(Method):
         return adapted_logits(normalised, counts, scale=self.params.scale)
 
     def loss(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
-        """Cross-entropy of the client's scaled classifier."""
         return {"cross_entropy": cross_entropy(self._logits(batch.features, client), batch.labels)}
 
     def private_logits(self, inputs: Tensor, client: ClientView) -> Tensor:
-        """Logits of the client's scaled classifier."""
         assert client.model is not None
         return self._logits(client.model.features(inputs), client)  # type: ignore[operator]
 
@@ -106,7 +100,6 @@ class FedGELA(Method):
         return {**weights, **linear_classifier(weights, scale * torch.diag(factor), scale * shift)}
 
     def deviations(self) -> list[str]:
-        """Differences from the authors' code."""
         if self.params.features == "unit":
             return ["features have length 1; the authors' code normalises them by batch normalisation by default"]
         return []

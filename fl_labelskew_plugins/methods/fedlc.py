@@ -1,9 +1,4 @@
-"""FedLC: Federated Learning with Label Distribution Skew via Logits Calibration.
-
-J. Zhang, Z. Li, B. Li, J. Xu, S. Wu, S. Ding, C. Wu. ICML 2022. https://arxiv.org/abs/2209.00189
-
-Equation 6 (pairwise margin) and equation 7 (calibrated cross-entropy). Deviations: docs/methods/fedlc.md.
-"""
+"""FedLC: Federated Learning with Label Distribution Skew via Logits Calibration."""
 
 from typing import Literal
 

@@ -1,10 +1,4 @@
-"""FedLMD: Federated Learning with Label-Masking Distillation.
-
-J. Lu, S. Li, K. Bao, P. Wang, Z. Qian, S. Ge. ACM Multimedia 2023. https://arxiv.org/abs/2409.13136
-
-FedNTD's distillation, without the client's majority labels in the teacher's output. ``teacher: uniform`` is the paper's
-FedLMD-Tf, which needs no teacher. Deviations: docs/methods/fedlmd.md.
-"""
+"""FedLMD: Federated Learning with Label-Masking Distillation."""
 
 from typing import Any, Literal
 
@@ -16,8 +10,6 @@ from torch import Tensor
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.methods.fedntd import not_true_distillation
 from fl_labelskew_plugins.ops import freeze_model, on_device
-
-TEACHER = "fedlmd.teacher"
 
 
 def majority_labels(counts: Tensor) -> Tensor:
@@ -62,13 +54,12 @@ class FedLMD(Method):
     paper = "Federated Learning with Label-Masking Distillation, ACM Multimedia 2023, https://arxiv.org/abs/2409.13136"
 
     def before_round(self, client: ClientView) -> None:
-        if self.params.beta == 0 or self.params.teacher == "uniform":
-            return
-        freeze_model(client, TEACHER)
+        if self.params.beta > 0 and self.params.teacher == "global":
+            freeze_model(client)
 
     def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
         p = self.params
-        teacher: Any = client.scratch.get(TEACHER)
+        teacher: Any = client.scratch.get("teacher")
         if p.beta == 0 or (p.teacher == "global" and teacher is None):
             return {}
         with torch.no_grad():

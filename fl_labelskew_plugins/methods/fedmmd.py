@@ -1,9 +1,7 @@
 """FedMMD: Two-Stream Federated Learning: Reduce the Communication Costs.
 
-X. Yao, C. Huang, L. Sun. VCIP 2018. https://doi.org/10.1109/VCIP.2018.8698609
-
 Bandwidths are relative to the mean distance of features, as in deep adaptation networks, so the gradient does not
-vanish when both models are close and large weights overshoot. Deviations: docs/methods/fedmmd.md.
+vanish when both models are close and large weights overshoot.
 """
 
 from typing import Any
@@ -15,8 +13,6 @@ from torch import Tensor
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.ops import freeze_model, mmd
-
-TEACHER = "fedmmd.teacher"
 
 
 class FedMMD(Method):
@@ -42,10 +38,10 @@ class FedMMD(Method):
 
     def before_round(self, client: ClientView) -> None:
         if self.params.lam > 0:
-            freeze_model(client, TEACHER)
+            freeze_model(client)
 
     def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
-        teacher: Any = client.scratch.get(TEACHER)
+        teacher: Any = client.scratch.get("teacher")
         if teacher is None:
             return {}
         with torch.no_grad():

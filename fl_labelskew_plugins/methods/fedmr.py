@@ -1,10 +1,7 @@
 """FedMR: Federated Learning under Partially Class-Disjoint Data via Manifold Reshaping.
 
-Z. Fan, J. Yao, R. Zhang, L. Lyu, Y. Zhang, Y. Wang. TMLR 2024. https://arxiv.org/abs/2405.18983
-
-Equation 3 (intra-class loss), equation 4 (inter-class loss), equation 5 (their sum), algorithm 1 (prototypes), tables 9
-and 10 (``mu1`` and ``mu2`` per data set), table 5 (prototype privacy) and table 11 (Lite-n). Deviations:
-docs/methods/fedmr.md. Gradients of features that hardly vary grow by up to ``1 / sqrt(eps)``.
+Prototypes: algorithm 1; ``mu1`` and ``mu2`` per data set: tables 9 and 10; ``share_prototypes``: table 5; ``lite``:
+table 11. Gradients of features that hardly vary grow by up to ``1 / sqrt(eps)``.
 """
 
 import math

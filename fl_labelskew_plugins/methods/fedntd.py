@@ -1,10 +1,4 @@
-"""FedNTD: Preservation of the Global Knowledge by Not-True Distillation in Federated Learning.
-
-G. Lee, M. Jeong, Y. Shin, S. Bae, S.-Y. Yun. NeurIPS 2022. https://arxiv.org/abs/2106.03097
-
-Cross-entropy plus a distillation from the server's model over the classes other than a sample's label. Deviations:
-docs/methods/fedntd.md.
-"""
+"""FedNTD: Preservation of the Global Knowledge by Not-True Distillation in Federated Learning."""
 
 from typing import Any
 
@@ -15,8 +9,6 @@ from torch import Tensor
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.ops import freeze_model, full, one_hot
-
-TEACHER = "fedntd.teacher"
 
 
 def not_true_distillation(
@@ -77,10 +69,10 @@ class FedNTD(Method):
 
     def before_round(self, client: ClientView) -> None:
         if self.params.beta > 0:
-            freeze_model(client, TEACHER)
+            freeze_model(client)
 
     def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
-        teacher: Any = client.scratch.get(TEACHER)
+        teacher: Any = client.scratch.get("teacher")
         if teacher is None:
             return {}
         with torch.no_grad():

@@ -1,7 +1,5 @@
 """FedPHP: Federated Personalization with Inherited Private Models.
 
-X.-C. Li, D.-C. Zhan, Y. Shao, B. Li, S. Song. ECML PKDD 2021. https://doi.org/10.1007/978-3-030-86486-6_36
-
 MAP's inherited private model without the restricted softmax: one stage; its result is both the upload and the
 personalised model.
 """

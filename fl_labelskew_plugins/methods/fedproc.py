@@ -1,9 +1,6 @@
 """FedProc: Prototypical Contrastive Federated Learning on Non-IID Data.
 
-X. Mu, Y. Shen, K. Cheng, X. Geng, J. Fu, T. Zhang, Z. Zhang. FGCS 143, 2023. https://arxiv.org/abs/2109.12273
-
-Clients send feature sums and sample counts per class, and the server computes global prototypes. Deviations:
-docs/methods/fedproc.md. ``schedule: constant`` is for FedMR (tables 9 and 10), best between 1e-5 and 1e-3.
+``schedule: constant`` is for FedMR (tables 9 and 10), best between 1e-5 and 1e-3.
 """
 
 from collections.abc import Mapping
@@ -83,7 +80,6 @@ class FedProc(Method):
     sends: ClassVar[Mapping[str, str]] = {"sums": "prototypes", "counts": "counts"}
 
     def additive(self) -> bool:
-        """Whether the weight of the cross-entropy is constant."""
         return bool(self.params.schedule == "constant" or self.params.mu == 0)
 
     def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:

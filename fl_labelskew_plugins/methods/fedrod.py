@@ -1,11 +1,8 @@
 """Fed-RoD: On Bridging Generic and Personalized Federated Learning for Image Classification.
 
-H.-Y. Chen, W.-L. Chao. ICLR 2022. https://arxiv.org/abs/2107.00778
-
 The generic predictor uses the balanced softmax of Ren et al. (NeurIPS 2020, https://arxiv.org/abs/2007.10740). The
 gradient of the personalised one does not reach the generic part. The personalised model has both heads merged.
-``missing: mask`` is the limit of the formula for a class without samples, also with ``gamma = 0``. Deviations:
-docs/methods/fedrod.md.
+``missing: mask`` is the limit of the formula for a class without samples, also with ``gamma = 0``.
 """
 
 from collections.abc import Mapping, Sequence
@@ -73,7 +70,6 @@ class FedRoD(Method):
     corrects = "class counts"
 
     def before_round(self, client: ClientView) -> None:
-        """Load the private head, or zeros."""
         if self.params.private == 0 or client.model is None:
             return
         generic = cast("nn.Linear", client.model.classifier)
@@ -100,7 +96,6 @@ class FedRoD(Method):
         return {**terms, "private": self.params.private * cross_entropy(both, batch.labels)}
 
     def after_round(self, client: ClientView) -> None:
-        """Keep the private head, and the network with merged heads."""
         if HEAD not in client.scratch or client.model is None:
             return
         head = client.scratch[HEAD].state_dict()

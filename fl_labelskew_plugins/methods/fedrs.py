@@ -1,10 +1,4 @@
-"""FedRS: Federated Learning with Restricted Softmax for Label Distribution Non-IID Data.
-
-X.-C. Li, D.-C. Zhan. KDD 2021. https://doi.org/10.1145/3447548.3467254
-
-Equation 8 (restricted softmax), equations 9 and 10 (its gradient), algorithm 1 (plain mean of the uploads) and appendix
-B (private upload). Deviations: docs/methods/fedrs.md.
-"""
+"""FedRS: Federated Learning with Restricted Softmax for Label Distribution Non-IID Data."""
 
 from __future__ import annotations
 
@@ -30,8 +24,8 @@ def private_update(
     .. math:: \Delta \leftarrow \min(L, \lVert\Delta\rVert) \, \Delta / \lVert\Delta\rVert + \mathcal N(0, \sigma^2 I)
 
     The norm is over all floating-point tensors; others are unchanged. Values with noise are rounded, see
-    :func:`.ops.on_grid`. Batch normalisation's running variance gets noise
-    too; the caller must keep its sum with the start weights non-negative.
+    :func:`.ops.on_grid`. Batch normalisation's running variance gets noise too; the caller must keep its sum with the
+    start weights non-negative.
 
     Args:
         update: upload minus the start of the round.

@@ -1,10 +1,8 @@
 """FedShift: Federated Learning with Classifier Shift for Class Imbalance.
 
-Y. Shen, H. Wang, H. Lv. arXiv 2023. https://arxiv.org/abs/2304.04972
-
 Equations 4 and 5 (shift and global prior), footnote 2 (smoothing) and algorithm 1, line 9 (weights of the uploads). A
 single client, or ``smoothing = 1e30``, is plain cross-entropy bit for bit, because distributions are computed in
-float64 and rounded once. Deviations: docs/methods/fedshift.md.
+float64 and rounded once.
 """
 
 from collections.abc import Mapping
@@ -143,7 +141,6 @@ class KnownPrior(Method):
         return {"smoothed": (federation.num_classes,)}
 
     def opening(self, client: ClientView) -> dict[str, Tensor]:
-        """Smoothed class counts; noise is drawn once per run."""
         p, counts = self.params, client.counts
         if p.count_noise > 0:
             counts = noisy_counts(counts, scale=p.count_noise, noise=p.count_noise_type, generator=noise_of(client))
@@ -204,7 +201,6 @@ class FedShift(KnownPrior):
         return shifted_logits(logits, counts, prior, smoothing=self.smoothing_of(counts))
 
     def deviations(self) -> list[str]:
-        """Options that algorithm 1 does not have."""
         lines = super().deviations()
         if self.params.denominator == "participants":
             lines.append(

@@ -1,10 +1,7 @@
 """FedVLS: Exploring Vacant Classes in Label-Skewed Federated Learning.
 
-K. Guo, Y. Ding, J. Liang, R. He, Z. Wang, T. Tan. AAAI 2025. https://arxiv.org/abs/2401.02329
-
-Algorithm 1 of the technical appendix, which the authors publish with their code: line 14 (calibrated cross-entropy),
-line 15 (vacant-class distillation), lines 16 and 17 (logit suppression) and line 18 (their sum). Deviations:
-docs/methods/fedvls.md. With ``form: paper``, the gradient of the suppression does not vanish for very small logits.
+Line numbers are those of algorithm 1 in the technical appendix, which the authors publish with their code. With ``form:
+paper``, the gradient of the suppression does not vanish for very small logits.
 """
 
 import math
@@ -21,7 +18,6 @@ from fl_labelskew_plugins.methods.fedrod import balanced_logits
 from fl_labelskew_plugins.ops import check_choice, check_per_class, freeze_model, full, on_device, one_hot
 
 Form = Literal["code", "paper"]
-TEACHER = "fedvls.teacher"
 VACANT = "fedvls.vacant"
 
 
@@ -121,7 +117,7 @@ class FedVLS(Method):
     def before_round(self, client: ClientView) -> None:
         vacant = (client.counts == 0).nonzero().flatten()
         if self.params.lam > 0 and len(vacant) > 1:
-            freeze_model(client, TEACHER)
+            freeze_model(client)
             client.scratch[VACANT] = vacant
 
     def calibrate(self, logits: Tensor, client: ClientView) -> Tensor:
@@ -131,11 +127,10 @@ class FedVLS(Method):
         return balanced_logits(logits, on_device(client, "counts", client.counts, logits.device), missing="mask")
 
     def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
-        """The distillation and the suppression of line 18."""
         p, terms = self.params, {}
-        if TEACHER in client.scratch:
+        if "teacher" in client.scratch:
             with torch.no_grad():
-                teacher = client.scratch[TEACHER](batch.inputs)
+                teacher = client.scratch["teacher"](batch.inputs)
             vacant = on_device(client, VACANT, client.scratch[VACANT], batch.logits.device)
             terms["distillation"] = p.lam * vacant_class_distillation(batch.logits, teacher, vacant)
         if p.suppression > 0:

@@ -1,10 +1,7 @@
 """FLDA: Private Federated Learning with Domain Adaptation.
 
-D. Peterson, P. Kanani, V. J. Marathe. NeurIPS workshop 2019. https://arxiv.org/abs/1912.06733
-
 The gate starts at one half, and the private network is the same for all clients. With ``private_start: general``, both
 networks stay equal in a client's first round and the gate does not change: its gradient is their difference.
-Deviations: docs/methods/flda.md.
 """
 
 import math

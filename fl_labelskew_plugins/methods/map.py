@@ -1,11 +1,6 @@
 """MAP: Model Aggregation and Personalization in Federated Learning with Incomplete Classes.
 
-X.-C. Li, S. Song, Y. Li, B. Li, Y. Shao, Y. Yang, D.-C. Zhan. TKDE 2024. https://arxiv.org/abs/2404.09232
-
-Algorithm 1: a client trains the first half of its epochs with the restricted softmax (eq. 8) and uploads the result. It
-continues with the plain softmax and its frozen inherited private model (HPM; eq. 11 or 12, and 13), which gives its
-personalised model. Eq. 10 mixes this model into the HPM; with momentum 0 the HPM is that model, as in the text.
-Deviations: docs/methods/map.md.
+HPM: the inherited private model. With momentum 0 it is the last personalised model, as in the text.
 """
 
 import math
@@ -22,7 +17,6 @@ from fl_labelskew_plugins import params
 from fl_labelskew_plugins.ops import Scaling, full, keep_private, mmd, on_device, private_model, restricted_logits
 
 PREFIX = "hpm."
-TEACHER = "map.teacher"
 
 
 def hpm_momentum(times_selected: int, *, rounds: int, fraction: float, mu0: float = 0.9) -> float:
@@ -78,20 +72,18 @@ class InheritedPrivateModel(Method):
 
     @property
     def lam(self) -> float:
-        """Weight of the transfer loss."""
         default = 0.05 if self.params.transfer == "kd" else 0.1
         return float(default if self.params.lam is None else self.params.lam)
 
     def before_round(self, client: ClientView) -> None:
-        """Build the teacher, if the client has a private model."""
         state = self.personalised(client.state)
         if state is not None and client.frozen is not None and self.lam > 0:
-            client.scratch[TEACHER] = client.frozen(state)
+            client.scratch["teacher"] = client.frozen(state)
 
     def loss(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
         """Equation 13 in the stage ``personalise``, if there is a teacher."""
         terms = super().loss(batch, client)
-        teacher: Any = client.scratch.get(TEACHER)
+        teacher: Any = client.scratch.get("teacher")
         if client.stage != "personalise" or teacher is None:
             return terms
         with torch.no_grad():
@@ -169,7 +161,6 @@ class MAP(InheritedPrivateModel):
     corrects = "missing classes"
 
     def stages(self, epochs: int) -> list[Stage]:
-        """Two halves; the first gets an odd epoch, and a single epoch is split."""
         first = 0.5 if epochs == 1 else math.ceil(epochs / 2)
         return [Stage("aggregate", first), Stage("personalise", epochs - first, upload=False)]
 

@@ -1,10 +1,4 @@
-"""MOON: Model-Contrastive Federated Learning.
-
-Q. Li, B. He, D. Song. CVPR 2021. https://arxiv.org/abs/2103.16257
-
-Equation 3 (model-contrastive loss), equation 4 (its sum with cross-entropy) and algorithm 1. The paper has temperature
-0.5. Deviations: docs/methods/moon.md.
-"""
+"""MOON: Model-Contrastive Federated Learning. The paper has temperature 0.5."""
 
 from typing import Any, Literal
 
@@ -71,7 +65,6 @@ class MOON(Method):
     paper = "Model-Contrastive Federated Learning, CVPR 2021, https://arxiv.org/abs/2103.16257"
 
     def shared_modules(self, federation: Federation) -> dict[str, nn.Module]:
-        """A projection head with the authors' sizes."""
         if self.params.projection == "none" or self.params.mu == 0:
             return {}
         d = federation.num_features
@@ -83,7 +76,6 @@ class MOON(Method):
             client.scratch[TEACHERS] = client.frozen(client.model.state_dict()), client.frozen(previous)
 
     def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
-        """The contrast of equation 4, from the client's second round on."""
         teachers: Any = client.scratch.get(TEACHERS)
         if teachers is None:
             return {}

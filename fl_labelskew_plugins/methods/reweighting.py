@@ -1,11 +1,7 @@
 """Reweighting: cross-entropy with class weights that match a client's class frequencies to the federation's.
 
-Y. Shen, H. Wang, H. Lv. Federated Learning with Classifier Shift for Class Imbalance. arXiv 2023.
-https://arxiv.org/abs/2304.04972
-
 FedShift's authors try this first ("make P = P_i", section 3.2) and find it far below FedAvg (table 1). If the classes
-of a client are equally frequent, as with pcdd, all weights are equal and only lower the learning rate. Deviations:
-docs/methods/reweighting.md.
+of a client are equally frequent, as with pcdd, all weights are equal and only lower the learning rate.
 """
 
 from fl_labelskew_registry.contracts import Batch, ClientView
