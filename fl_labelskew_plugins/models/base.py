@@ -55,11 +55,7 @@ class ImageNetwork(Network):
     smallest: ClassVar[int]
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> FeatureNet:
-        """A fresh module for samples ``(channels, height, width)``.
-
-        Raises:
-            LabelSkewError: not an image, or a side is below ``smallest`` pixels.
-        """
+        """A fresh module for samples ``(channels, height, width)``; raise LabelSkewError for others or smaller ones."""
         needs = f"needs images of at least {self.smallest}x{self.smallest}, this data set has "
         if len(input_shape) != 3:
             raise mistake(f"model {self.name}", f"{needs}samples of shape {tuple(input_shape)}", "mlp or logistic")

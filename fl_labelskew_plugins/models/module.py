@@ -15,15 +15,11 @@ from fl_labelskew_plugins.params import Params
 
 
 class ModuleNetwork(Network):
-    """A user's module as a network: each build is a copy with the module's weights.
+    """A user's module, from ``(B, ...)`` to logits ``(B, C)``, as a network: each build is a copy with its weights.
 
     A module with ``features(x)`` and a Linear ``classifier`` is used unchanged. Otherwise the last Linear layer with
-    one output per class is the classifier, and must give the module's outputs.
-
-    ``module``: takes a batch ``(B, ...)`` and returns logits ``(B, C)``.
-
-    Raises:
-        LabelSkewError: it has a lazy layer without a shape.
+    one output per class is the classifier, and must give the module's outputs. Raise LabelSkewError for a lazy layer
+    without a shape.
     """
 
     Params = Params
@@ -40,11 +36,7 @@ class ModuleNetwork(Network):
         self.description = f"{self.name}, {sum(p.numel() for p in module.parameters())} parameters, shapes {digest}"
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-        """A copy with ``features`` and ``classifier``.
-
-        Raises:
-            LabelSkewError: no layer is the classifier, or the module does not accept such samples.
-        """
+        """A copy; raise LabelSkewError if no layer is the classifier, or the module does not accept such samples."""
         module = copy.deepcopy(self.module)
         head = getattr(module, "classifier", None)
         if isinstance(head, nn.Linear) and callable(getattr(module, "features", None)):

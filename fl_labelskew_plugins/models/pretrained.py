@@ -19,19 +19,16 @@ from fl_labelskew_plugins.models.base import ImageNetwork
 AUTO, NONE = "auto", "none"
 
 
-class WithWeights(params.Params):
-    """Parameters of a torchvision network with optional weights from a file."""
-
-    weights: Annotated[str | None, params.IS_PATH] = Field(
-        None,
-        min_length=1,
-        description="First weights: a .pth or .safetensors file of torchvision's network, without its classifier; "
-        "default: random. With ImageNet's, set data_args.mean: imagenet.",
-    )
-
-
 class Pretrained(ImageNetwork):
-    """An image network with :class:`WithWeights`; rebuilding a trained one does not need the file."""
+    """A torchvision network with optional weights from a file, which are not needed to rebuild a trained network."""
+
+    class Params(params.Params):
+        weights: Annotated[str | None, params.IS_PATH] = Field(
+            None,
+            min_length=1,
+            description="First weights: a .pth or .safetensors file of torchvision's network, without its classifier; "
+            "default: random. With ImageNet's, set data_args.mean: imagenet.",
+        )
 
     trained_params: ClassVar[Mapping[str, Any]] = {"weights": None}
 
@@ -40,10 +37,7 @@ def load_imagenet(net: nn.Module, weights: str | None, *, name: str, head: str, 
     """Load a torchvision network's weights from a file, except its classifier (tensors with the prefix ``head``).
 
     ``weights``: a file; ``auto``: the file ``cached`` in torchvision's cache, or a warning; ``none`` or None: keep the
-    weights of ``net``.
-
-    Raises:
-        LabelSkewError: the file is not readable, or belongs to another network.
+    weights of ``net``. Raise LabelSkewError if the file is not readable, or belongs to another network.
     """
     if weights is None or weights == NONE:
         return

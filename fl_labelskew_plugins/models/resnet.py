@@ -10,13 +10,13 @@ from fl_labelskew_registry import mistake
 from pydantic import Field, model_validator
 from torch import nn
 
-from fl_labelskew_plugins.models.pretrained import Pretrained, WithWeights, load_imagenet
+from fl_labelskew_plugins.models.pretrained import Pretrained, load_imagenet
 
 
 class _ResNet(Pretrained):
     smallest = 8
 
-    class Params(WithWeights):
+    class Params(Pretrained.Params):
         stem: Literal["small", "imagenet"] = Field(
             "small", description="First layers: for small images, or torchvision's; default: imagenet with weights."
         )

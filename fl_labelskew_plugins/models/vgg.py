@@ -4,7 +4,7 @@ from pydantic import Field
 from torch import nn
 
 from fl_labelskew_plugins.models.base import he_normal
-from fl_labelskew_plugins.models.pretrained import Pretrained, WithWeights, load_imagenet
+from fl_labelskew_plugins.models.pretrained import Pretrained, load_imagenet
 
 STAGES = ((64,), (128,), (256, 256), (512, 512), (512, 512))  # configuration A; a max-pooling ends each
 
@@ -18,7 +18,7 @@ class VGG11(Pretrained):
 
     name, smallest = "vgg11", 32
 
-    class Params(WithWeights):
+    class Params(Pretrained.Params):
         batch_norm: bool = Field(False, description="Whether each convolution is followed by batch normalisation.")
 
     def _body(self, channels: int, height: int, width: int) -> tuple[nn.Module, int]:

@@ -1,6 +1,6 @@
 """FedAvg: Communication-Efficient Learning of Deep Networks from Decentralized Data.
 
-H. B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Agueera y Arcas. AISTATS 2017. https://arxiv.org/abs/1602.05629
+H. B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Agueera y Arcas.
 """
 
 from fl_labelskew_registry.contracts import Optimizer

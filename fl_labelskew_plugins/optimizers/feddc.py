@@ -1,6 +1,6 @@
 r"""FedDC: Federated Learning with Non-IID Data via Local Drift Decoupling and Correction.
 
-L. Gao, H. Fu, L. Li, Y. Chen, M. Xu, C.-Z. Xu. CVPR 2022. https://arxiv.org/abs/2203.11751
+L. Gao, H. Fu, L. Li, Y. Chen, M. Xu, C.-Z. Xu.
 
 Section 3 and algorithm 1. A client keeps its drift ``h_k`` and minimises
 
@@ -64,7 +64,6 @@ class FedDC(Optimizer):
         torch._foreach_add_(list(gradients.values()), [added[name] for name in gradients])
 
     def finish(self, work: LocalWork, upload: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Add the new drift to the upload, and send the mean step."""
         client = work.client
         moved = {name: upload[name] - start for name, start in work.start.items()}
         step = work.learning_rate * sum_of_coefficients(work)
@@ -76,6 +75,5 @@ class FedDC(Optimizer):
         return kept["mean"]
 
     def step(self, round: Aggregated) -> dict[str, Tensor]:
-        """The mean of the uploads; share the mean of the clients' steps."""
         round.shared.update(round.contributions)
         return round.mean

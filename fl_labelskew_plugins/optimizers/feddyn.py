@@ -1,7 +1,6 @@
 r"""FedDyn: Federated Learning Based on Dynamic Regularization.
 
-D. A. E. Acar, Y. Zhao, R. Matas Navarro, M. Mattina, P. N. Whatmough, V. Saligrama. ICLR 2021.
-https://arxiv.org/abs/2111.04263
+D. A. E. Acar, Y. Zhao, R. Matas Navarro, M. Mattina, P. N. Whatmough, V. Saligrama.
 
 Algorithm 1. A client minimises (eq. 1)
 

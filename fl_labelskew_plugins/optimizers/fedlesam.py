@@ -1,7 +1,6 @@
 r"""FedLESAM: locally estimated global perturbations in sharpness-aware minimisation.
 
-Z. Fan, S. Hu, J. Yao, G. Niu, Y. Zhang, M. Sugiyama, Y. Wang. Locally Estimated Global Perturbations are Better than
-Local Perturbations for Federated Sharpness-aware Minimization. ICML 2024. https://arxiv.org/abs/2405.18890
+Z. Fan, S. Hu, J. Yao, G. Niu, Y. Zhang, M. Sugiyama, Y. Wang.
 
 Each local step of round ``t`` uses the gradient at weights that are moved against the last change of the server's
 model, an estimate of the uphill direction of the federation's loss:
@@ -9,14 +8,13 @@ model, an estimate of the uphill direction of the federation's loss:
 .. math:: w \leftarrow w - \eta\, \nabla F_k(w + \delta_k),\qquad
           \delta_k = \rho\, \frac{w^{old}_k - w^t}{\lVert w^{old}_k - w^t \rVert}
 
-A step needs only one gradient. ``lesam_form`` selects how ``w^old`` is known:
+``lesam_form`` selects how ``w^old`` is known:
 
 - ``paper``: the model that client ``k`` received when it last took part; the client keeps it. The norm is Euclidean.
 - ``code`` (MediaBrain-SJTU/FedLESAM): the server sends the change of its last round with the model. The norm is the
   sum of the norms of all tensors, and thus larger.
 
-Without ``w^old``, as in the first round, ``delta_k`` is 0. ``sam_rho = 0`` is FedAvg, bit for bit. ``delta_k`` is
-constant in a round, so the network trains at ``w + delta_k``, which is subtracted from the upload. Weight decay is that
+Without ``w^old``, as in the first round, ``delta_k`` is 0. ``sam_rho = 0`` is FedAvg, bit for bit. Weight decay is that
 of ``w``; if gradients are clipped, the clip includes the decay of ``delta_k``. The paper was not available to us, so no
 equation numbers are given. FedLESAM-S and FedLESAM-D, which add SCAFFOLD and FedDyn, are omitted.
 """
@@ -46,7 +44,7 @@ class FedLESAM(Optimizer):
 
     @torch.no_grad()
     def before_round(self, work: LocalWork) -> None:
-        """Move the weights by ``delta_k``."""
+        """Move the weights by ``delta_k``, which is constant in a round."""
         client, rho, by_paper = work.client, self.params.sam_rho, self.params.lesam_form == "paper"
         known = client.state if by_paper else client.shared
         if not rho or not known:
@@ -79,7 +77,6 @@ class FedLESAM(Optimizer):
         return {}
 
     def step(self, round: Aggregated) -> dict[str, Tensor]:
-        """The mean of the uploads; with ``lesam_form: code`` also share the model's change."""
         if self.params.sam_rho and self.params.lesam_form == "code":
             round.shared.update({name: round.mean[name] - round.old[name] for name in round.parameters})
         return round.mean

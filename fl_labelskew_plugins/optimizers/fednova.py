@@ -1,6 +1,6 @@
 """FedNova: Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization.
 
-J. Wang, Q. Liu, H. Liang, G. Joshi, H. V. Poor. NeurIPS 2020. https://arxiv.org/abs/2007.07481
+J. Wang, Q. Liu, H. Liang, G. Joshi, H. V. Poor.
 
 Equation 6: a client's change is divided by ``tau_k = ||a_k||_1``, the sum of the coefficients that its local optimiser
 gives to its gradients; the mean is multiplied by ``tau_eff = sum p_k tau_k``. Equal steps on all clients are FedAvg
@@ -42,6 +42,5 @@ class FedNova(Optimizer):
         return {"tau": torch.tensor(tau, dtype=torch.float64)}
 
     def step(self, round: Aggregated) -> dict[str, Tensor]:
-        """Equation 6."""
         tau = round.contributions["tau"].item()
         return round.mean | {name: round.old[name] + round.mean[name] * tau for name in round.parameters}

@@ -1,7 +1,6 @@
 """FedOpt: Adaptive Federated Optimization.
 
-S. J. Reddi, Z. Charles, M. Zaheer, Z. Garrett, K. Rush, J. Konecny, S. Kumar, H. B. McMahan. ICLR 2021.
-https://arxiv.org/abs/2003.00295
+S. J. Reddi, Z. Charles, M. Zaheer, Z. Garrett, K. Rush, J. Konecny, S. Kumar, H. B. McMahan.
 
 Algorithm 2: the mean change of the uploads is the gradient for the server's optimiser. ``sgd`` with ``server_momentum``
 is FedAvgM, and with ``server_lr = 1`` and no momentum FedAvg except for rounding.

@@ -1,7 +1,6 @@
 r"""FedSAM: sharpness-aware minimisation in local training.
 
-Z. Qu, X. Li, R. Duan, Y. Liu, B. Tang, Z. Lu. Generalized Federated Learning via Sharpness Aware Minimization. ICML
-2022. https://arxiv.org/abs/2206.02618. Also D. Caldarola, B. Caputo, M. Ciccone. ECCV 2022.
+Z. Qu, X. Li, R. Duan, Y. Liu, B. Tang, Z. Lu. Also D. Caldarola, B. Caputo, M. Ciccone. ECCV 2022.
 
 Each local step uses the gradient at weights that are moved uphill:
 
@@ -31,7 +30,6 @@ class FedSAM(Optimizer):
     )
 
     def before_round(self, work: LocalWork) -> None:
-        """Copy the network, for the second gradient of each step."""
         client = work.client
         if self.params.sam_rho:
             assert client.frozen is not None

@@ -1,7 +1,6 @@
 r"""Mime: Breaking the Centralized Barrier for Cross-Device Federated Learning.
 
-S. P. Karimireddy, M. Jaggi, S. Kale, M. Mohri, S. J. Reddi, S. U. Stich, A. T. Suresh. NeurIPS 2021.
-https://arxiv.org/abs/2008.03606
+S. P. Karimireddy, M. Jaggi, S. Kale, M. Mohri, S. J. Reddi, S. U. Stich, A. T. Suresh.
 
 Algorithm 1 with SGD and momentum as the base optimiser (table 1): every local step mixes in the server's momentum
 ``s``, which is constant during the round,
@@ -11,15 +10,9 @@ Algorithm 1 with SGD and momentum as the base optimiser (table 1): every local s
 
 Each client then sends its whole gradient at the server's ``x``; ``c`` is their mean, and ``s <- (1 - beta) c + beta s``
 starts from ``s = 0``. The server sends the part that a step needs, ``(1 - beta) c + beta s``, with the model. ``beta``
-is ``server_momentum``; local momentum must be 0. MimeLite is omitted.
-
-- ``c`` is that of the last round; the paper collects it at this round's ``x`` in a separate exchange. In round 1, which
-  has no ``c``, ``g = grad f_k(y; zeta)``.
-- Both local gradients have the same draws (dropout) and normalise by the batch.
-- Weight decay is part of ``f_k``, like the regulariser in the authors' code (google/fedjax), and therefore in all three
-  gradients of ``g``.
-
-Clipping, and FedML's Mime: docs/mixing.md.
+is ``server_momentum``; local momentum must be 0. MimeLite is omitted. In round 1, without ``c``, ``g`` is the first
+gradient. Both local gradients have the same draws (dropout) and normalise by the batch. Weight decay is in ``f_k``,
+like the regulariser in the authors' code (google/fedjax). Clipping, and FedML's Mime: docs/mixing.md.
 """
 
 from collections.abc import Mapping
