@@ -19,13 +19,9 @@ COUNTER = "num_batches_tracked"
 
 
 def client_weights(samples: Sequence[int], aggregation: Aggregation, population: int) -> list[float]:
-    """Weight of each upload of a round.
+    """Weight of each upload of a round, from its clients' training ``samples``; see ``Aggregation``.
 
-    Args:
-        samples: training samples ``N_k`` of the round's clients.
-        aggregation: ``samples``: ``N_k`` over the round's sum (FedAvg). ``uniform``: ``1/|S|`` (FedRS and MAP,
-            algorithm 1). ``population``: ``N_k / N`` (FedShift, algorithm 1 line 9); the old model gets the rest.
-        population: ``N``, training samples of all clients; the round's sum if larger, as with silos that join late.
+    ``population``: training samples of all clients. The round's sum may be larger, as with silos that join late.
     """
     if aggregation == "uniform":
         return [1 / len(samples)] * len(samples)
@@ -42,8 +38,7 @@ def share_of_old(weights: Sequence[float]) -> float:
 def class_weights(counts: Tensor, smoothing: float) -> Tensor:
     """Weights ``(|S|, C)`` of the classifier's rows, ``p_kc ~ n_kc + lambda`` (FedRS, section 4.4).
 
-    ``counts``: ``(|S|, C)`` training samples per class; ``smoothing``: ``lambda``, in samples. A column sums to 1, or
-    to 0 for a class without samples if ``smoothing`` is 0.
+    ``counts``: ``(|S|, C)``; ``smoothing``: ``lambda``. A column sums to 1, or to 0 without samples and smoothing.
     """
     smoothed = counts.double() + smoothing
     return smoothed / smoothed.sum(0).clamp_min(torch.finfo(torch.float64).tiny)
@@ -237,7 +232,7 @@ def check_extra(
 ) -> None:
     """Raise RunError unless tensors have the announced ``shapes``, are finite, and have no negative integers.
 
-    ``dtypes``: allowed ones by name, since one client's dtype would affect the sum; default: float32, float64, int64.
+    ``dtypes``: allowed ones by name, since one client's dtype would affect the sum; default: :data:`.SENT`.
     """
     if unknown := sorted(tensors.keys() - shapes.keys()):
         raise RunError(f"{where} has tensors that its method does not announce: {few(unknown, 3)}")

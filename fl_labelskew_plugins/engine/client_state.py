@@ -19,8 +19,8 @@ Key = tuple[int, int]
 class StateStore:
     """Private tensors of clients.
 
-    Of a resumed run: ``index`` is from :meth:`flush`, ``selections`` are numbers of selections per client, and
-    ``earlier`` are indices of earlier checkpoints that are kept, oldest first.
+    Of a resumed run: ``index`` from :meth:`flush`, numbers of ``selections`` per client, and indices of ``earlier``
+    checkpoints that are kept, oldest first.
     """
 
     def __init__(

@@ -54,8 +54,8 @@ def learning_rate(settings: LocalSettings, round: int) -> float:
 class LocalResult:
     """Result of a client's local training.
 
-    ``loss_terms``: means over the round's batches; ``personalised``: correct answers and samples of the client's own
-    test split; ``noise_seed``: of privacy noise, never sent to the server.
+    ``loss_terms``: means over the batches; ``personalised``: correct answers and samples of the client's own test
+    split; ``noise_seed``: never sent to the server.
     """
 
     upload: Weights

@@ -31,9 +31,7 @@ MULTIPLIER = "privacy_args.noise_multiplier"
 
 @dataclass(frozen=True)
 class SumNoise:
-    """Noise on the sum of clients' vectors, of which each client adds a part.
-
-    Raise LabelSkewError if the ring has too few bits, or too large steps.
+    """Noise on a sum, of which each client adds a part; LabelSkewError if the ring has too few bits or too large steps.
 
     Args:
         multiplier: minimum standard deviation of the sum's noise, divided by ``clip``.

@@ -80,14 +80,11 @@ class Streamed:
         self._normalise = Normalise(mean, std, dims=4, dtype=torch.uint8, device=y.device)
 
     def inputs(self, index: Tensor | slice) -> Tensor:
-        """Normalised float32 inputs ``(B, C, H, W)``, without augmentation."""
+        """As :meth:`Samples.inputs`."""
         return next(self.stream([index]))[1]
 
     def stream(self, batches: Iterable[Part], seed: int | None = None) -> Iterator[tuple[Part, Tensor]]:
-        """Each of ``batches`` with its inputs; a new stream of the data set ends the previous one.
-
-        ``seed``: of the augmentation, by positions in the stream. Errors as in :meth:`Reader.read`.
-        """
+        """As :meth:`Samples.stream`; a new stream ends the previous one. Raises as :meth:`Reader.read`."""
         waiting: deque[Part] = deque()
         every, part = range(len(self.y)), self._part
 
@@ -123,7 +120,7 @@ class Decoder(torch.utils.data.Dataset[Tensor | LabelSkewError]):
 
 
 class Plan:
-    """Current iterator of batches for the loader."""
+    """The loader's current batches."""
 
     def __init__(self) -> None:
         self.batches: Iterator[list[Key]] = iter(())

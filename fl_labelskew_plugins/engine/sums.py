@@ -1,13 +1,7 @@
 """Secure aggregation without its cryptography: encoding of clients' updates, and decoding of their sum.
 
-Each client's update is one vector of integers, see :mod:`.ring`; the server sees only the sum. In one process and over
-MPI the vectors are added without masks, with a bit-identical sum.
-
-Only the opening sum contains numbers of samples, which are constant: with sums over different sets of clients, linear
-algebra could recover single clients' numbers.
-
-If ``s`` of ``k`` clients take part, the mean is ``k / s`` times the weighted sum of the changes (Li et al., On the
-Convergence of FedAvg on Non-IID Data, ICLR 2020, scheme II).
+See docs/sums.md; :mod:`.ring` defines a client's vector. Only the opening sum contains numbers of samples, which are
+constant: with sums over different sets of clients, linear algebra could recover single numbers.
 """
 
 import math
@@ -98,7 +92,7 @@ class Sums:
         return min(samples / federation.num_samples, 1.0)
 
     def shares(self, clients: int) -> float:
-        """Expected sum of the weights of ``clients`` random clients."""
+        """Expected sum of the weights of ``clients`` random clients (Li et al., ICLR 2020, scheme II)."""
         every = self.trainer.federation.clients_per_round if self.aggregation == "uniform" else self.clients
         return clients / every
 
@@ -154,7 +148,7 @@ class Sums:
         return self.right.encode(added, share=1, where=f"test of {self.trainer.name(client)}", words={})
 
     def sealed(self, client: int, round: int, start: Weights, result: LocalResult) -> LocalResult:
-        """Reduce a result to the vector and the private state."""
+        """The result as a vector and the private state."""
         vector = self.added(client, round, start, result)
         if self.noise is not None:
             assert result.noise_seed is not None  # set by a turn in this process
@@ -172,7 +166,7 @@ class Sums:
             raise RunError(f"{where} is not a vector of {ring.size} integers of {ring.bits} bits")
 
     def read_opening(self, vector: Vector, clients: int) -> tuple[int, int, Total]:
-        """Numbers of training and test samples, and the sum of the method's openings; errors as in :meth:`read`."""
+        """Numbers of training and test samples, and the sum of openings; errors as in :meth:`read`."""
         sums = self.opening.decode(vector)
         _check_sent(sums, 1, clients, "opening exchange")
         tests = 0 if self.noise else round(float(sums["tests"]))
@@ -184,11 +178,9 @@ class Sums:
         return round(float(self.right.decode(vector)["right"]))
 
     def read(self, vector: Vector, old: Weights, clients: int, round: int) -> tuple[Weights, Total, dict[str, float]]:
-        """The mean, the sum of the method's tensors, and the measures of a round's sum over ``clients`` clients.
+        """The mean, the sum of the method's tensors, and the measures (see :func:`_means`) of a round's sum.
 
-        ``old``: state dict at the round's start. The measures are the mean training ``loss``, and the ``accuracy`` of
-        personalised models on all their test samples; impossible ones are omitted, because clients' reports are not
-        checked. Raise RunError if the sum claims an impossible number of senders.
+        ``old``: state dict at the round's start. Raise RunError if the sum claims an impossible number of senders.
         """
         sums, share = self.round.decode(vector), self.shares(clients)
         _check_sent(sums, 0, clients, f"round {round + 1}")
@@ -197,7 +189,8 @@ class Sums:
         most = self.clip * (1 + self._head_room / of_mean)
         changes = {n: sums[f"model/{n}"] / of_mean for n in _averaged(old)}
         changes |= {n: change.clamp(-most, most) for n, change in changes.items() if n in self._clipped}
-        mean = {**old, **{n: _moved(old[n], change) for n, change in changes.items()}}
+        moved = {n: old[n].double() + change.to(old[n].device) for n, change in changes.items()}
+        mean = {**old, **{n: value.to(old[n].dtype) for n, value in moved.items()}}
         mean |= {n: value.clamp(min=0) for n, value in mean.items() if n.endswith(VARIANCES)}
         measured = _means(sums["measured"].tolist(), clients) if "measured" in sums else {}
         device = next(iter(old.values())).device
@@ -216,7 +209,10 @@ def as_vector(tensor: Tensor) -> Vector:
 
 
 def _means(measured: list[float], clients: int) -> dict[str, float]:
-    """Mean loss of the clients that reported one, and accuracy over all test samples; without impossible values."""
+    """Mean ``loss`` of the clients that reported one, and ``accuracy`` of personalised models on all test samples.
+
+    Impossible values are omitted, because clients' reports are not checked.
+    """
     loss, losses, right, samples = measured
     means = {"loss": loss / losses} if round(losses) in range(1, clients + 1) else {}
     return means | ({"accuracy": right / samples} if samples >= 1 and 0 <= right <= samples else {})
@@ -258,8 +254,3 @@ def _sent_sums(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def _averaged(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Tensors to average. Batch norm's batch counts, which reveal numbers of samples, keep the server's values."""
     return {name: value for name, value in tensors.items() if value.is_floating_point()}
-
-
-def _moved(old: Tensor, change: Tensor) -> Tensor:
-    """``old`` plus a change, computed in double precision."""
-    return (old.double() + change.to(old.device)).to(old.dtype)

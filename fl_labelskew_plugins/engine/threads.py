@@ -43,11 +43,10 @@ def suitable(model: nn.Module, input_shape: Sequence[int], batch_size: int) -> i
 
 
 def multiply_adds(model: nn.Module, input_shape: Sequence[int]) -> float:
-    """Approximate number of multiply-adds of a network on the CPU for one sample.
+    """Approximate number of multiply-adds for one sample; ``torch.utils.flop_counter`` needs a second of CPU time.
 
     Each weight matrix counts once per position of its layer's output, which is exact for linear, convolutional and
     recurrent layers. 0 if the network cannot be copied or rejects such samples: training will report the reason.
-    (``torch.utils.flop_counter`` needs a second of CPU time.)
     """
     total = 0.0
 

@@ -35,11 +35,10 @@ Draws = tuple[Tensor, Tensor, Tensor | None]
 
 
 class Turn:
-    """A client's part of a round or of the opening exchange; ``view`` is the client as the method sees it.
+    """A client's part of a round, or of the opening exchange if ``times_selected`` is 0.
 
-    ``times_selected``: number of the client's selections, 0 only in the opening exchange; ``samples`` replace the
-    client's, for FedML's data poisoning; ``noise_seed`` replaces the trainer's; ``exact``: protected weights are
-    float64, for noise that is added later: rounding to float32 could increase a clipped change of large weights.
+    ``samples`` replace the client's, for FedML's data poisoning; ``noise_seed`` replaces the trainer's; ``exact``:
+    protected weights are float64, because rounding to float32 could increase a clipped change of large weights.
     """
 
     def __init__(
@@ -126,13 +125,13 @@ class Turn:
             return result
 
     def unchanged(self, weights: Weights) -> LocalResult:
-        """The result of a turn without training: the weights, protected by the method."""
+        """The result without training: the weights, protected by the method."""
         upload = dict(weights)
         self._protect(upload, weights)
         return LocalResult(upload, {}, dict(self.state), {}, noise_seed=self.noise_seed)
 
     def closing(self, weights: Weights) -> LocalResult:
-        """The client's part of the closing exchange: the method's tensors under the server's ``weights``."""
+        """The client's part of the closing exchange."""
         with self.isolated(), self.seeded():
             load(self.model, weights)
             added = self.method.contribute(self.view) if self.view.sends else {}
@@ -160,7 +159,7 @@ class Turn:
             baseline.restore()
 
     def work(self, weights: Weights) -> LocalWork:
-        """The turn as the optimiser sees it, starting at ``weights``."""
+        """The turn as the optimiser sees it."""
         trainer, view = self.trainer, self.view
         settings, federation = trainer.settings, trainer.federation
         client = replace(
@@ -182,7 +181,7 @@ class Turn:
         )
 
     def batches(self) -> tuple[Iterator[tuple[Tensor, Tensor]], int]:
-        """Inputs ``(B, ...)`` and labels ``(B,)`` of the round's batches, and the number of batches."""
+        """The round's batches, inputs ``(B, ...)`` and labels ``(B,)``, and their number."""
         trainer, view = self.trainer, self.view
         epochs, per_epoch = self._epochs()
         total = trainer.settings.steps or per_epoch * trainer.settings.epochs
@@ -223,7 +222,7 @@ class Turn:
             raise shareable(RunError(f"{what}; {use}")) from error
 
     def _check_network(self, state: Weights, weights: Weights, *hooks: str) -> None:
-        """Raise HookError if one of these hooks left a network that the server cannot average."""
+        """Raise HookError if the server cannot average the network."""
         use = (
             "keep names and shapes of client.model; keep a client-specific head in client.scratch and return its "
             "parameters from private_parameters"
@@ -289,7 +288,7 @@ class Turn:
         return upload, sent, {name: float(value) / total for name, value in sums.items()}
 
     def _epochs(self) -> tuple[Iterator[Sequence[Tensor]], int]:
-        """Endless epochs, each as its batches' sample indices ``(B,)``, and the number of batches per epoch."""
+        """Endless epochs of batches of sample indices ``(B,)``, and the number of batches per epoch."""
         trainer, index = self.trainer, self.index
         size = trainer.settings.batch_size
         cuts = list(range(size, len(index), size))
@@ -301,10 +300,7 @@ class Turn:
 
     @torch.no_grad()
     def _protect(self, upload: Weights, weights: Weights) -> None:
-        """Apply the method's protection, if any, to the upload's change in the round.
-
-        Integer tensors keep the start's values: batch norm's batch counts reveal when a failed training ended.
-        """
+        """Protect the change; integer tensors keep their values: batch norm's counts reveal when a training failed."""
         if not self.method.protects():
             return
         update = {k: v - weights[k] for k, v in upload.items() if v.is_floating_point()}
@@ -338,10 +334,7 @@ class Turn:
             return _total(self.method.loss(replace(batch, features=features, logits=logits), view_copy))
 
     def _gradient(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """See ``LocalWork.gradient``; 0 for parameters that the method has frozen.
-
-        Batches are those of training, since a loss may depend on the whole batch (FedMR).
-        """
+        """See ``LocalWork.gradient``; 0 for frozen parameters. A loss may depend on the whole batch (FedMR)."""
         model, decay = self.model, self.trainer.settings.weight_decay
         epochs, _ = self._epochs()
         was_training = model.training
