@@ -1,4 +1,4 @@
-"""Tensor helpers of several methods, and workarounds for pitfalls of torch and Python.
+"""Tensor helpers of several plugins, and workarounds for pitfalls of torch and Python.
 
 ``C`` classes, ``B`` samples of a batch, ``d`` features, ``n_c`` a client's samples of class ``c``.
 """
@@ -55,7 +55,7 @@ def on_device(client: ClientView, name: str, tensor: Tensor, device: torch.devic
 
 
 def freeze_model(client: ClientView) -> None:
-    """Before training, keep a frozen copy of the server's model, if any, as ``teacher`` in the client's scratch."""
+    """Before training, keep a frozen copy of the model as ``teacher`` in the client's scratch."""
     if client.frozen is not None and client.model is not None:
         client.scratch["teacher"] = client.frozen(client.model.state_dict())
 
@@ -118,16 +118,14 @@ def value_with_gradient(tensor: Tensor, value: Tensor, gradient: Tensor) -> Tens
 def restricted_logits(
     logits: Tensor, counts: Tensor, *, alpha: float, min_count: int = 1, scaling: Scaling = "indicator"
 ) -> Tensor:
-    r"""Scale the logits of the classes that a client lacks (FedRS and MAP, eq. 8).
+    r"""Multiply the logits of the classes that a client lacks by ``alpha`` (FedRS and MAP, eq. 8).
 
-    .. math:: \hat z_c = a_c z_c, \quad a_c = 1 \text{ if } n_c \ge \text{min\_count}, \text{ else } \alpha
-
-    ``scaling="proportional"`` uses :math:`a_c = \alpha + (1 - \alpha) n_c / \max_j n_j` as the authors' public code,
-    which ignores ``min_count``.
+    ``scaling="proportional"`` multiplies by :math:`\alpha + (1 - \alpha) n_c / \max_j n_j`, as the authors' code, and
+    ignores ``min_count``.
 
     Args:
         logits: ``(B, C)``; their bias, which the paper does not have, is scaled too.
-        counts: ``(C,)``, the client's training samples per class.
+        counts: ``(C,)``.
         alpha: factor of a missing class, 0 .. 1; 0 freezes missing proxies.
         min_count: a class with fewer samples is missing.
         scaling: ``indicator`` or ``proportional``.

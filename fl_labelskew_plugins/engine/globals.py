@@ -12,9 +12,9 @@ import torch
 def restored(threads: int | None = None) -> Iterator[None]:
     """Restore global generators, the number of torch ``threads`` and the handling of subnormal numbers after the block.
 
-    FedML reseeds the generators of ``random``, numpy, torch and GPUs, and plugins may. Within the block the CPU treats
-    subnormal values (below 1.2e-38 in float32) as 0: it computes with them many times slower, so a crafted model could
-    reveal properties of samples by the training time.
+    FedML reseeds the generators, and plugins may. Within the block the CPU treats subnormal values (below 1.2e-38 in
+    float32) as 0: it computes with them many times slower, so a crafted model could reveal properties of samples by
+    the training time.
     """
     threads_before, python, of_numpy = torch.get_num_threads(), random.getstate(), np.random.get_state()
     flushed = _flushes_subnormals()

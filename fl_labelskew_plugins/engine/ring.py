@@ -1,6 +1,6 @@
 """Fixed-point numbers in integer rings, whose sums are exact in any order.
 
-A client encodes tensors as one flat vector; the sum of vectors contains the sums of the tensors.
+A client encodes tensors as one flat vector.
 
 - A *narrow* tensor takes one entry per value, summed modulo ``2 ** bits``. Values are at most ``bound`` and weighted by
   the clients' shares. The shares add up to at most 1, so a sum is at most ``bound``. The step is ``bound`` divided by

@@ -13,17 +13,13 @@ from fl_labelskew_plugins.methods.fedmr import Scale, intra_class_loss
 
 
 def decorrelation(features: Tensor, *, scale: Scale = "paper") -> Tensor:
-    r"""Correlation between the feature dimensions of a batch (section 4.2), a scalar.
+    r"""Correlation between the dimensions of features ``(B, d)`` (section 4.2), a scalar.
 
     .. math:: \text{paper: } \frac{1}{d^2} \lVert K \rVert_F^2, \quad K = \frac{\hat Z^\top \hat Z}{B - 1}
         \qquad \text{code: } \frac{1}{B} \, \frac{1}{d (d - 1)} \sum_{j \ne l} (\hat Z^\top \hat Z)_{jl}^2
 
     ``Zhat``: features minus their mean, divided by the square root of (unbiased variance + 1e-8). With ``scale:
     paper``, uncorrelated dimensions give ``1 / d``, and equal ones 1. A batch of one sample gives 0, without gradient.
-
-    Args:
-        features: ``(B, d)``.
-        scale: ``paper`` or ``code``.
 
     >>> square = torch.tensor([[1.0, 1.0], [1.0, -1.0], [-1.0, 1.0], [-1.0, -1.0]])
     >>> decorrelation(square), decorrelation(square[:, :1].expand(4, 2))

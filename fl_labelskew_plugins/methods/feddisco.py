@@ -26,9 +26,7 @@ def discrepancy(counts: Tensor, *, metric: Metric = "kl") -> Tensor:
     .. math:: \text{kl: } \sum_c p_c \ln (C p_c), \quad \text{l1, l2: } \lVert p - 1/C \rVert_{1, 2}, \quad
         \text{cosine: } 1 - \cos(p, 1/C), \quad p_c = n_c / \sum_j n_j
 
-    Args:
-        counts: ``(C,)``, the client's training samples per class.
-        metric: ``kl``, ``l1``, ``l2`` or ``cosine``.
+    ``counts``: ``(C,)``, the client's training samples per class.
 
     >>> discrepancy(torch.tensor([3, 1]), metric="l1")
     tensor(0.5000, dtype=torch.float64)

@@ -20,9 +20,7 @@ NORM = "norm"
 
 
 def adapted_logits(features: Tensor, counts: Tensor, *, scale: float) -> Tensor:
-    r"""Logits of the fixed simplex classifier, scaled by the client's class distribution.
-
-    .. math:: \hat z_c = s \, \frac{C \, n_c}{\sum_j n_j} \, v_c^\top h
+    """Logits of the fixed simplex classifier, scaled by the client's class distribution; see :class:`FedGELA`.
 
     Args:
         features: ``(B, d)``, with ``d >= C``.

@@ -105,13 +105,10 @@ def inter_class_loss(
     negatives: Negatives = "all",
     observed: Tensor | None = None,
 ) -> Tensor:
-    r"""Keep each sample closer to its own class's prototype than to the others (eq. 4).
+    """Keep each sample closer to its own class's prototype than to the others (eq. 4, see :class:`FedMR`).
 
-    .. math:: \frac{1}{|\{(i, j)\}|} \sum_{(i, j)} \frac{1}{N_i} \sum_{n: y_n = i}
-        \max(\lVert z_n - g_i \rVert - \lVert z_n - g_j \rVert, 0)
-
-    The pairs are a known class ``i`` of the batch and another known class ``j`` among the negatives; without pairs the
-    loss is 0. The same pass computes the gradient, with respect to ``features`` only.
+    The mean is over all pairs of a known class ``i`` of the batch and another known class ``j`` among the negatives;
+    without pairs the loss is 0. The same pass computes the gradient, with respect to ``features`` only.
 
     Args:
         features: ``(B, d)``.

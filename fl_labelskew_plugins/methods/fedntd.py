@@ -14,10 +14,7 @@ from fl_labelskew_plugins.ops import freeze_model, full, one_hot
 def not_true_distillation(
     student: Tensor, teacher: Tensor, labels: Tensor, *, tau: float = 1.0, masked: Tensor | None = None
 ) -> Tensor:
-    r"""Distil one model's outputs into another's, over the classes other than each sample's label; see :class:`FedNTD`.
-
-    The gradient with respect to a label's logit is 0, and with respect to any other one :math:`\tau (p_{nc} - p^g_{nc})
-    / B`.
+    """Distil one model's outputs into another's, over the classes other than each sample's label; see :class:`FedNTD`.
 
     Args:
         student: ``(B, C)`` logits in training.

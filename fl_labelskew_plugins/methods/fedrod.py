@@ -24,9 +24,7 @@ Missing = Literal["one", "mask"]
 
 
 def balanced_logits(logits: Tensor, counts: Tensor, *, gamma: float = 1.0, missing: Missing = "one") -> Tensor:
-    r"""Add the logarithm of each class's frequency: balanced softmax.
-
-    .. math:: \hat z_c = z_c + \gamma \ln n_c
+    """Add ``gamma`` times the logarithm of each class's count: balanced softmax, see :class:`FedRoD`.
 
     Args:
         logits: ``(B, C)``.

@@ -1,7 +1,6 @@
 """FedShift: Federated Learning with Classifier Shift for Class Imbalance.
 
-Equations 4 and 5 (shift and global prior), footnote 2 (smoothing) and algorithm 1, line 9 (weights of the uploads). A
-single client, or ``smoothing = 1e30``, is plain cross-entropy bit for bit, because distributions are computed in
+A single client, or ``smoothing = 1e30``, is plain cross-entropy bit for bit, because distributions are computed in
 float64 and rounded once.
 """
 
@@ -19,9 +18,7 @@ from fl_labelskew_plugins.ops import check_choice, check_per_class, full, noise_
 
 
 def smoothed_distribution(counts: Tensor, *, smoothing: float | Tensor) -> Tensor:
-    """Smoothed label distribution of one client or of several (footnote 2); raise ValueError unless ``smoothing > 0``.
-
-    .. math:: P_k(c) = (n_{kc} + a) / (N_k + a C)
+    """Smoothed label distribution of one client or several (footnote 2, eq. 5); raise ValueError unless ``smoothing > 0``.
 
     Args:
         counts: ``(C,)`` or ``(K, C)``; a client without samples gets a uniform distribution.
@@ -98,8 +95,7 @@ def counts_epsilon(scale: float) -> float:
 
     .. math:: \epsilon = 2 / b
 
-    Dwork, McSherry, Nissim, Smith, TCC 2006, proposition 1. Replacing one sample changes two counts by one, so the L1
-    sensitivity is 2.
+    Dwork, McSherry, Nissim, Smith, TCC 2006, proposition 1. Replacing one sample changes two counts by one.
 
     >>> counts_epsilon(4.0)
     0.5

@@ -24,7 +24,7 @@ VACANT = "fedvls.vacant"
 def vacant_class_distillation(logits: Tensor, teacher: Tensor, vacant: Tensor) -> Tensor:
     """Divergence of the server's and the client's model on the vacant classes (line 15, see :class:`FedVLS`).
 
-    Both softmaxes run over the vacant classes only, so with one vacant class the divergence is 0.
+    With one vacant class, it is 0.
 
     Args:
         logits: ``(B, C)`` of the trained model.

@@ -20,9 +20,7 @@ PREFIX = "hpm."
 
 
 def hpm_momentum(times_selected: int, *, rounds: int, fraction: float, mu0: float = 0.9) -> float:
-    r"""Momentum of a client's inherited private model (below eq. 10), clipped to 0 .. 1.
-
-    .. math:: \mu_k = \mu_0 \, z_k / (Q T)
+    """Momentum of a client's inherited private model (below eq. 10, see :class:`MAP`), 0 .. 1.
 
     Args:
         times_selected: ``z_k``, rounds that selected this client, with or without this one.

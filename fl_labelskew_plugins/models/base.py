@@ -38,7 +38,7 @@ class FeatureNet(nn.Module):
 
 
 def he_normal(body: nn.Module, mode: Literal["fan_in", "fan_out"]) -> nn.Module:
-    """Kaiming's normal weights and zero biases for every convolution; without them, deep networks hardly learn."""
+    """Kaiming's weights and zero biases for every convolution; without them, deep networks hardly learn."""
     for module in body.modules():
         if isinstance(module, nn.Conv1d | nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode=mode, nonlinearity="relu")

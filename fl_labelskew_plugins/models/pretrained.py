@@ -61,10 +61,7 @@ def load_imagenet(net: nn.Module, weights: str | None, *, name: str, head: str, 
 
 
 def read_weights(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of a ``.safetensors`` file, or of a ``.pth`` file with only a state dict.
-
-    Raise LabelSkewError if the file is missing or has other content.
-    """
+    """A state dict from a ``.safetensors`` or ``.pth`` file; LabelSkewError if it is missing or has other content."""
     if not os.path.isfile(path):
         raise mistake(path, "does not exist", "a file with ImageNet weights")
     try:

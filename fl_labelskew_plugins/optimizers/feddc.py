@@ -9,9 +9,9 @@ Section 3 and algorithm 1. A client keeps its drift ``h_k`` and minimises
 with ``g_k`` its last change and ``g`` the mean change of the last round. Then ``h_k <- h_k + (theta_k - w)``, and the
 server's next weights are the mean of ``theta_k + h_k``. With ``feddc_alpha = 0``, drifts are not used.
 
-The paper was not available to us. The client keeps ``-g_k / (eta K)``, with ``K`` as in our SCAFFOLD; the authors' code
-keeps SCAFFOLD's control variates, adds the mean drift of all clients on the server, and scales ``alpha`` for clients of
-unequal size. FedMR's tables 9 and 10 have (we assume) ``alpha`` 1e-5 to 0.01 with 10 epochs per round.
+The paper was not available to us. The client keeps ``-g_k / (eta K)``, with ``K`` as in SCAFFOLD; their code keeps
+control variates, adds the mean drift of all clients on the server, and scales ``alpha`` for clients of unequal size.
+FedMR's tables 9 and 10 have (we assume) ``alpha`` 1e-5 to 0.01 with 10 epochs per round.
 """
 
 from collections.abc import Mapping

@@ -3,20 +3,20 @@ r"""FedLESAM: locally estimated global perturbations in sharpness-aware minimisa
 Z. Fan, S. Hu, J. Yao, G. Niu, Y. Zhang, M. Sugiyama, Y. Wang.
 
 Each local step of round ``t`` uses the gradient at weights that are moved against the last change of the server's
-model, an estimate of the uphill direction of the federation's loss:
+model:
 
 .. math:: w \leftarrow w - \eta\, \nabla F_k(w + \delta_k),\qquad
           \delta_k = \rho\, \frac{w^{old}_k - w^t}{\lVert w^{old}_k - w^t \rVert}
 
 ``lesam_form`` selects how ``w^old`` is known:
 
-- ``paper``: the model that client ``k`` received when it last took part; the client keeps it. The norm is Euclidean.
+- ``paper``: the client keeps the model that it received when it last took part. The norm is Euclidean.
 - ``code`` (MediaBrain-SJTU/FedLESAM): the server sends the change of its last round with the model. The norm is the
   sum of the norms of all tensors, and thus larger.
 
-Without ``w^old``, as in the first round, ``delta_k`` is 0. ``sam_rho = 0`` is FedAvg, bit for bit. Weight decay is that
-of ``w``; if gradients are clipped, the clip includes the decay of ``delta_k``. The paper was not available to us, so no
-equation numbers are given. FedLESAM-S and FedLESAM-D, which add SCAFFOLD and FedDyn, are omitted.
+Without ``w^old``, ``delta_k`` is 0. ``sam_rho = 0`` is FedAvg, bit for bit. Weight decay is that of ``w``; a clip of
+gradients includes the decay of ``delta_k``. The paper was not available to us, so no equation numbers are given.
+FedLESAM-S and FedLESAM-D, which add SCAFFOLD and FedDyn, are omitted.
 """
 
 from typing import Literal

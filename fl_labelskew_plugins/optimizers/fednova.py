@@ -2,9 +2,9 @@
 
 J. Wang, Q. Liu, H. Liang, G. Joshi, H. V. Poor.
 
-Equation 6: a client's change is divided by ``tau_k = ||a_k||_1``, the sum of the coefficients that its local optimiser
-gives to its gradients; the mean is multiplied by ``tau_eff = sum p_k tau_k``. Equal steps on all clients are FedAvg
-except for rounding. The proximal term of section 5 and the authors' server momentum are omitted.
+Equation 6: a client's change is divided by ``tau_k`` (:func:`.sum_of_coefficients`); the mean is multiplied by
+``tau_eff = sum p_k tau_k``. Equal steps on all clients are FedAvg except for rounding. The proximal term of section 5
+and the authors' server momentum are omitted.
 
 A client sends the normalised change: adding it to the start weights would round it before the multiplication.
 """

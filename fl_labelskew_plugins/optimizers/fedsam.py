@@ -8,8 +8,8 @@ Each local step uses the gradient at weights that are moved uphill:
 
 Both gradients have the same batch and the same random draws (dropout). The norm is that of all trained parameters.
 Weight decay is that of ``w``, as in the authors' code. ``sam_rho = 0`` is FedAvg, bit for bit. The papers were not
-available to us, so no equation numbers are given; the formula was compared with the code of both groups of authors
-(which adds 1e-7 or 1e-16 to the norm; here 1e-12). Adaptive SAM (FedASAM) and MoFedSAM are omitted.
+available to us, so no equation numbers are given; the formula is that of the code of both groups (which adds 1e-7 or
+1e-16 to the norm; here 1e-12). Adaptive SAM (FedASAM) and MoFedSAM are omitted.
 """
 
 import torch

@@ -33,7 +33,7 @@ class ByLabels(Partitioner):
     def split(
         self, labels: Indices, groups: Indices | None, *, clients: int, rng: np.random.Generator
     ) -> list[Indices]:
-        """Call ``deal``; the parameter ``partition_seed`` replaces the generator."""
+        """Call ``deal``; ``partition_seed`` replaces the generator."""
         options = self.params.model_dump()
         if (seed := options.pop("partition_seed", None)) is not None:
             rng = seeds.published_generator(seed)

@@ -49,10 +49,9 @@ class Parts:
 
 @dataclass(frozen=True)
 class Clients:
-    """The training and test samples of ``K`` clients.
+    """The training and test samples of ``K`` clients, and their numbers ``(K, C)`` by class.
 
-    ``counts`` and ``test_counts`` are ``(K, C)`` int64 samples by class. ``names`` are those of groups if every client
-    is one whole group with a unique name, otherwise numbers.
+    ``names`` are those of groups if every client is one whole group with a unique name, otherwise numbers.
     """
 
     train: Parts
@@ -156,10 +155,10 @@ def of_groups(groups: NDArray[np.int64], clients: NDArray[np.int64]) -> Parts:
 
 
 def divide(data: Data, partitioner: Partitioner, *, clients: int, seed: int) -> Clients:
-    """Divide the training samples with ``partitioner``, and the test samples accordingly.
+    """Divide the samples. Raise LabelSkewError for an impossible or invalid partition.
 
     If every client is one whole group and the test part has groups too, a client's test samples are those of its
-    group. Otherwise they follow its class mix. Raise LabelSkewError for an impossible or invalid partition.
+    group. Otherwise they follow its class mix.
     """
     classes = len(data.class_names)
     check_labels("training", data.train.y, classes)

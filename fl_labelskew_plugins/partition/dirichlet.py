@@ -1,6 +1,6 @@
 """D(beta): each class is divided among the clients in proportions from a Dirichlet distribution.
 
-FedLC, "Federated Learning with Label Distribution Skew via Logits Calibration", ICML 2022, section 5.1; also FedShift.
+FedLC, ICML 2022, section 5.1; also FedShift.
 """
 
 import numpy as np

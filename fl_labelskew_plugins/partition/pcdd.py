@@ -1,10 +1,8 @@
 """P<clients>C<classes>: every client holds a fixed number of classes.
 
-FedMR, "Federated Learning under Partially Class-Disjoint Data via Manifold Reshaping", TMLR 2024, section C.1.2.
-The authors' loop runs twice and assigns every sample to two clients; here each sample has one client.
-
-``assignment: niid_bench`` is the partition "#C = k" of Li, Diao, Chen and He, "Federated Learning on Non-IID Data
-Silos: An Experimental Study", ICDE 2022. With the same generator it draws the same clients as the function
+FedMR, TMLR 2024, section C.1.2. The authors' loop runs twice and assigns every sample to two clients; here each sample
+has one client. ``assignment: niid_bench`` is the partition "#C = k" of Li, Diao, Chen and He, "Federated Learning on
+Non-IID Data Silos: An Experimental Study", ICDE 2022. With the same generator it draws the same clients as the function
 ``partition_data_label_quantity`` of Flower's baseline ``niid_bench``.
 """
 

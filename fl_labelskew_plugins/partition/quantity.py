@@ -1,7 +1,6 @@
 """Q(a): samples sorted by label are cut into K*a sets, and each client gets a of them at random.
 
-FedLC, "Federated Learning with Label Distribution Skew via Logits Calibration", ICML 2022, section 5.1; first used by
-McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017, with a = 2.
+FedLC, ICML 2022, section 5.1; first used by McMahan et al. (FedAvg), AISTATS 2017, with a = 2.
 """
 
 import numpy as np

@@ -1,7 +1,6 @@
 """C<classes>-<clients>-<shards>: each class is cut into equal shards, and each client gets some at random.
 
-FedRS, "FedRS: Federated Learning with Restricted Softmax for Label Distribution Non-IID Data", KDD 2021, section 5.2;
-Cifar10-100-5 is 100 clients, 50 shards per class and 5 shards per client.
+FedRS, KDD 2021, section 5.2; Cifar10-100-5 is 100 clients, 50 shards per class and 5 shards per client.
 """
 
 import numpy as np
