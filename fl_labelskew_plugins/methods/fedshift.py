@@ -18,7 +18,7 @@ from fl_labelskew_plugins.ops import check_choice, check_per_class, full, noise_
 
 
 def smoothed_distribution(counts: Tensor, *, smoothing: float | Tensor) -> Tensor:
-    """Smoothed label distribution of one client or several (footnote 2, eq. 5); raise ValueError unless ``smoothing > 0``.
+    """Smoothed label distribution of clients (footnote 2, eq. 5); raise ValueError unless ``smoothing > 0``.
 
     Args:
         counts: ``(C,)`` or ``(K, C)``; a client without samples gets a uniform distribution.
