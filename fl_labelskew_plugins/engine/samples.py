@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -33,7 +33,7 @@ class Samples:
         self, x: Tensor, y: Tensor, mean: tuple[float, ...], std: tuple[float, ...], augment: Augment | None = None
     ) -> None:
         self.x, self.y, self._augment = x, y, augment
-        self._normalise = Normalise(mean, std, dims=x.dim(), dtype=x.dtype, device=x.device)
+        self._normalise = normaliser(mean, std, dims=x.dim(), dtype=x.dtype, device=x.device)
 
     def inputs(self, index: Tensor | slice) -> Tensor:
         """Normalised float32 inputs ``(B, ...)``, without augmentation."""
@@ -50,25 +50,17 @@ class Samples:
             yield index, self._normalise(stored)
 
 
-class Normalise:
-    """Normalisation of stored samples to float32, per channel; ``dims``: of a batch."""
-
-    def __init__(
-        self, mean: tuple[float, ...], std: tuple[float, ...], *, dims: int, dtype: torch.dtype, device: torch.device
-    ) -> None:
-        self._plain = not mean or (dtype.is_floating_point and mean == (0.0,) and std == (1.0,))
-        if self._plain:
-            return
-        shape = (-1, *[1] * (dims - 2))
-        unit = 255.0 if dtype == torch.uint8 else 1.0
-        self._scale = (1 / (unit * torch.tensor(std, device=device))).reshape(shape)
-        self._shift = (-torch.tensor(mean, device=device) / torch.tensor(std, device=device)).reshape(shape)
-        if len(mean) == 1:  # scalars are faster than broadcasting
-            self._scale, self._shift = self._scale.reshape(()), self._shift.reshape(())
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Normalise ``x`` ``(B, ...)``."""
-        return x if self._plain else torch.addcmul(self._shift, x.float(), self._scale)
+def normaliser(
+    mean: tuple[float, ...], std: tuple[float, ...], *, dims: int, dtype: torch.dtype, device: torch.device
+) -> Callable[[Tensor], Tensor]:
+    """A function that normalises stored samples ``(B, ...)`` to float32, per channel; ``dims``: of a batch."""
+    if not mean or (dtype.is_floating_point and mean == (0.0,) and std == (1.0,)):
+        return lambda x: x
+    shape = (-1, *[1] * (dims - 2)) if len(mean) > 1 else ()  # scalars are faster than broadcasting
+    unit = 255.0 if dtype == torch.uint8 else 1.0
+    scale = (1 / (unit * torch.tensor(std, device=device))).reshape(shape)
+    shift = (-torch.tensor(mean, device=device) / torch.tensor(std, device=device)).reshape(shape)
+    return lambda x: torch.addcmul(shift, x.float(), scale)
 
 
 class Streamed:
@@ -77,7 +69,7 @@ class Streamed:
     def __init__(self, reader: Reader, part: int, y: Tensor, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
         self.y = y
         self._reader, self._part = reader, part
-        self._normalise = Normalise(mean, std, dims=4, dtype=torch.uint8, device=y.device)
+        self._normalise = normaliser(mean, std, dims=4, dtype=torch.uint8, device=y.device)
 
     def inputs(self, index: Tensor | slice) -> Tensor:
         """As :meth:`Samples.inputs`."""

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from fl_labelskew_plugins.data.files import fits
-from fl_labelskew_plugins.engine.samples import Normalise
+from fl_labelskew_plugins.engine.samples import normaliser
 from fl_labelskew_plugins.machine.place import free_memory
 from fl_labelskew_plugins.machine.text import clean, few
 from fl_labelskew_plugins.models.module import Headed
@@ -98,7 +98,7 @@ class Whole(nn.Module):
         self.network = network
         mean, std, dims = tuple(about.mean or ()), tuple(about.std or ()), len(about.input_shape) + 1
         dtype = getattr(torch, about.dtype)
-        self.normalise = Normalise(mean, std, dims=dims, dtype=dtype, device=torch.device("cpu"))
+        self.normalise = normaliser(mean, std, dims=dims, dtype=dtype, device=torch.device("cpu"))
         self.eval()
 
     def forward(self, samples: Tensor) -> Tensor:
