@@ -25,7 +25,6 @@ class PartView(ClientView):
     name: str = ""
 
     def modules(self, model: nn.Module | None = None) -> dict[str, nn.Module]:
-        """The modules of this part."""
         return group(super().modules(model), self.name)
 
 
@@ -190,7 +189,6 @@ class Combined(Method):
         return {key: tensor for part in self._openings() for key, tensor in part.opening(client).items()}
 
     def open(self, total: Total) -> dict[str, Tensor]:
-        """Shared tensors of every part, which finds its sums by their names."""
         return {key: tensor for part in self._openings() for key, tensor in part.open(total).items()}
 
     def _openings(self) -> list[Method]:

@@ -54,7 +54,6 @@ class Reweighting(KnownPrior):
     )
 
     def loss(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
-        """Weighted cross-entropy; the client's own counts have no noise."""
         logits = full(self.calibrate(batch.logits, client))
         counts = on_device(client, "counts", client.counts, logits.device)
         prior = on_device(client, "prior", client.shared["prior"], logits.device).to(logits.dtype)

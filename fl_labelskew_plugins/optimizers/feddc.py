@@ -58,7 +58,6 @@ class FedDC(Optimizer):
         client.scratch["added"] = {n: alpha * drift[n] + (shared[n] - mean[n]) for n in zeros}
 
     def correct(self, work: LocalWork) -> None:
-        """The gradient of both penalties."""
         add_proximal(work, self.params.feddc_alpha)
         gradients, added = work.gradients(), work.client.scratch["added"]
         torch._foreach_add_(list(gradients.values()), [added[name] for name in gradients])

@@ -38,7 +38,6 @@ class FedSAM(Optimizer):
 
     @torch.no_grad()
     def correct(self, work: LocalWork) -> None:
-        """Replace the gradient by that of the moved weights."""
         if not self.params.sam_rho:
             return
         moved = work.client.scratch["moved"]

@@ -52,7 +52,6 @@ class Mime(Optimizer):
         return parameters
 
     def before_round(self, work: LocalWork) -> None:
-        """Compute the whole gradient at the server's weights, and copy the network."""
         client = work.client
         client.scratch["gradient"] = work.gradient()
         if client.shared:
