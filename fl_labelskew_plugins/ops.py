@@ -125,7 +125,7 @@ def restricted_logits(
 
     Args:
         logits: ``(B, C)``; their bias, which the paper does not have, is scaled too.
-        counts: ``(C,)``.
+        counts: ``(C,)``, ``n_c``.
         alpha: factor of a missing class, 0 .. 1; 0 freezes missing proxies.
         min_count: a class with fewer samples is missing.
         scaling: ``indicator`` or ``proportional``.

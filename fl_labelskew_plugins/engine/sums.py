@@ -189,8 +189,9 @@ class Sums:
         most = self.clip * (1 + self._head_room / of_mean)
         changes = {n: sums[f"model/{n}"] / of_mean for n in _averaged(old)}
         changes |= {n: change.clamp(-most, most) for n, change in changes.items() if n in self._clipped}
-        moved = {n: old[n].double() + change.to(old[n].device) for n, change in changes.items()}
-        mean = {**old, **{n: value.to(old[n].dtype) for n, value in moved.items()}}
+        mean = dict(old)
+        for n, change in changes.items():
+            mean[n] = (old[n].double() + change.to(old[n].device)).to(old[n].dtype)
         mean |= {n: value.clamp(min=0) for n, value in mean.items() if n.endswith(VARIANCES)}
         measured = _means(sums["measured"].tolist(), clients) if "measured" in sums else {}
         device = next(iter(old.values())).device
