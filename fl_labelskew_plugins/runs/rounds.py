@@ -21,7 +21,7 @@ class Exchange(Protocol):
     """A runtime's communication with its clients."""
 
     def invite(self, round: int, clients: list[int]) -> list[int]:
-        """The sampled clients that take part."""
+        """The participants among the sampled clients."""
 
     def uploads(self, round: int, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
         """Train these clients; yield checked results, ascending; may omit failed clients."""
@@ -36,6 +36,8 @@ class Rounds:
         summed: trains clients in a round; returns the clients in the sum of vectors, and the sum; default: none.
     """
 
+    server_type: type[Server] = Server
+
     def __init__(
         self,
         record: Record,
@@ -44,14 +46,13 @@ class Rounds:
         tested: Callable[[Weights], Mapping[str, object]] | None = None,
         hooks: Hooks | None = None,
         summed: Callable[[int, Sequence[int]], tuple[list[int], Vector]] | None = None,
-        server: Callable[..., Server] = Server,
     ) -> None:
         self.session, self.record = record.session, record
         recipe, trainer = self.session.recipe, self.session.trainer
         self._summed = summed
         self._tested, self._per_client = tested, recipe.validation.per_client
         self._predict = predict or (lambda weights: trainer.predict(weights=weights))
-        self.server = server(
+        self.server = self.server_type(
             trainer.model,
             method=self.session.method,
             federation=self.session.federation,
@@ -67,8 +68,8 @@ class Rounds:
     def sample(self, round: int) -> list[int]:
         """Selected clients of a round, ascending, by the recipe's seed."""
         federation = self.session.federation
-        closing = closes(self.session.method, federation, round)
-        if closing or federation.clients_per_round == federation.num_clients:
+        everyone = federation.clients_per_round == federation.num_clients
+        if everyone or closes(self.session.method, federation, round):
             return list(range(federation.num_clients))
         rng = seeds.numpy_generator(federation.seed, "sampling", round)
         return sorted(rng.choice(federation.num_clients, federation.clients_per_round, replace=False).tolist())
@@ -103,15 +104,14 @@ class Rounds:
         private = self.record.privacy
         clients = exchange.invite(round, list(sampled) if private is None else private.willing(round, sampled))
         down = (num_bytes(server.weights.values()) + num_bytes(server.shared.values())) * len(clients)
-        tally = Tally()
+        tally, watch = Tally(), self.record.watch
         counts = None if session.counts is None else session.counts[clients]
-        sizes = [session.sizes[k] for k in clients]
-        watch = self.record.watch
         if self._summed is not None:
             participants, vector = self._summed(round, clients)
             tally.sent = vector.nbytes * len(participants)
             server.run_sum(participants, vector, round=round)
         else:
+            sizes = [session.sizes[k] for k in clients]
             uploads = tally.of(exchange.uploads(round, clients))
             if watch is not None:
                 uploads = watch.uploads(round, server.weights, uploads)
@@ -129,22 +129,18 @@ class Rounds:
             if len(session.trainer.test.y):
                 line |= self.evaluate(None if counts is None else counts.sum(0) > 0)
             if self._per_client and self._tested is not None:
-                line |= self._tested(self.server.weights)
+                line |= self._tested(server.weights)
             line["personalised_accuracy"] = tally.personalised_accuracy()
             if self._per_client and tally.personalised:
                 accuracies = [tally.personalised.get(client) for client in range(session.federation.num_clients)]
                 line |= metrics.over_clients("client_personalised_accuracy", accuracies, session.client_names)
-        nothing = session.recipe.train.reference is not None
-        return line | {"bytes_up": 0 if nothing else tally.sent, "bytes_down": 0 if nothing else down}
+        if session.recipe.train.reference is not None:
+            tally.sent = down = 0
+        return line | {"bytes_up": tally.sent, "bytes_down": down}
 
     def evaluate(self, observed: Tensor | None) -> dict[str, Any]:
         """Test the global model on the global test set; ``observed`` ``(C,)``: classes of the round."""
-        logits, labels = self._predict(self.server.weights)
-        predicted = logits.argmax(1)
-        matrix = metrics.confusion(predicted, labels, self.session.federation.num_classes).cpu()
-        self.record.confusion = matrix
-        known = None if observed is None else observed.cpu()
-        line = {**metrics.measures(matrix, known), "loss": float(cross_entropy(logits, labels))}
+        line, self.record.confusion, predicted, labels = self.measure(self.server.weights, observed)
         if self._per_client and self._tested is None:
             rows = [self.one_client(client, predicted, labels) for client in range(self.session.federation.num_clients)]
             line |= self.of_clients(rows)
@@ -152,6 +148,14 @@ class Rounds:
             if sums is not None and sums.right is not None and reported:  # as in runs across silos
                 line |= metrics.pooled(*(sum(row.get(key, 0) for row in rows) for key in ("right", "samples")))
         return line
+
+    def measure(self, weights: Weights, observed: Tensor | None) -> tuple[dict[str, Any], Tensor, Tensor, Tensor]:
+        """Measures, confusion ``(C, C)``, predictions and labels of a model on the global test set."""
+        logits, labels = self._predict(weights)
+        predicted = logits.argmax(1)
+        matrix = metrics.confusion(predicted, labels, self.session.federation.num_classes).cpu()
+        measures = metrics.measures(matrix, None if observed is None else observed.cpu())
+        return {**measures, "loss": float(cross_entropy(logits, labels))}, matrix, predicted, labels
 
     def one_client(self, client: int, predicted: Tensor, labels: Tensor) -> dict[str, Any]:
         """Measures on a client's own test split, if any, from ``(N,)`` global test samples."""
@@ -170,12 +174,11 @@ class Rounds:
 
 
 class Tally:
-    """Accumulates a round's results as they arrive."""
+    """Accumulates a round's results; ``personalised``: accuracy of each client's own model on its own test split."""
 
     def __init__(self) -> None:
         self.sent = 0
         self.personalised: dict[int, float] = {}
-        """Accuracy of each client's own model on its own test split."""
         self._terms: list[dict[str, float]] = []
         self._accuracy: float | None = None
 

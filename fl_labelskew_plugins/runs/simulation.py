@@ -1,11 +1,11 @@
-"""A federation in one process. Imports no host."""
+"""A federation in one process."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 from fl_labelskew_plugins.engine.local import LocalResult
-from fl_labelskew_plugins.engine.server import Hooks, Server
+from fl_labelskew_plugins.engine.server import Hooks
 from fl_labelskew_plugins.engine.turn import fit
 from fl_labelskew_plugins.runs.pace import Pace
 from fl_labelskew_plugins.runs.record import Record
@@ -14,24 +14,19 @@ from fl_labelskew_plugins.tensors import State
 
 
 class Simulation:
-    """All clients and the server in this process.
+    """All clients and the server in this process; iterate to run the rounds, see :meth:`.Rounds.lines`.
 
-    Iterate to run the remaining rounds and get each round's line of metrics; stopping early leaves a checkpoint.
     ``take``: a client's turn, see :func:`.engine.turn.fit`.
     """
 
+    rounds_type: type[Rounds] = Rounds
+
     def __init__(
-        self,
-        record: Record,
-        *,
-        take: Callable[..., LocalResult] | None = None,
-        hooks: Hooks | None = None,
-        server: Callable[..., Server] = Server,
-        rounds: Callable[..., Rounds] = Rounds,
+        self, record: Record, *, take: Callable[..., LocalResult] | None = None, hooks: Hooks | None = None
     ) -> None:
         self.record, self.session = record, record.session
         self.take = take or partial(fit, record.session.trainer)
-        self.rounds = rounds(record, hooks=hooks, server=server)
+        self.rounds = self.rounds_type(record, hooks=hooks)
         self.server = self.rounds.server
 
     def __iter__(self) -> Generator[dict[str, Any], None, None]:
@@ -41,7 +36,7 @@ class Simulation:
             yield from self.rounds.lines(self)
 
     def invite(self, round: int, clients: list[int]) -> list[int]:
-        """All clients are always available."""
+        """All clients."""
         return clients
 
     def uploads(self, round: int, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
