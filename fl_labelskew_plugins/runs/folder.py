@@ -28,8 +28,7 @@ from fl_labelskew_plugins.runs.measure import best_test, main_measure, main_test
 from fl_labelskew_plugins.runs.reader import RunReader
 from fl_labelskew_plugins.tensors import joined, save_atomic
 
-ABANDONED = "abandoned"
-"""Prefix of numbered folders with the data of abandoned rounds, see :meth:`RunFolder.go_back`."""
+ABANDONED = "abandoned"  # prefix of numbered folders, see RunFolder.go_back
 RESULTS = (
     *("summary.json", "model.safetensors", "curves.png", "clients", "MODEL_CARD.md"),
     *("confusion.csv", "confusion.png"),
@@ -38,7 +37,7 @@ RESULTS = (
 UNTESTED_KEYS = ("round", "clients", "loss_terms", "left_out", "opening_left_out", "bytes_up", "bytes_down")
 """Keys of a line of metrics without a test of the global model."""
 SERVER_FILES = ("fedml.yaml", status.NAME, "revoked.crl", "silos")
-"""Files, in addition to an audit log, of a server that no silo has joined, and of silos on its machine."""
+"""Files, in addition to an audit log, of a server without silos, and of silos on its machine."""
 FILES_BEFORE_RECIPE = {"fedml.yaml", status.NAME, "environment.json", "partition.json", "partition.png"}
 """Files, in addition to the data set's notes, that a run writes before its recipe."""
 
@@ -101,18 +100,14 @@ class RunFolder(RunReader):
             if any(type(line.get("round")) is not int or _has_text(line) for line in read_lines(file)):
                 raise self.damaged(file)
 
-    def broke_off_at_once(self) -> bool:
-        """Whether the run ended before its recipe was written."""
-        names = {file.name.removesuffix(".part") for file in self.path.iterdir()} if self.path.is_dir() else set()
-        names = {name for name in names if not locks.belongs(name)}
+    def remove_aborted(self) -> None:
+        """Remove the files of a run that ended before its recipe was written."""
+        files = [file for file in self.path.iterdir() if not locks.belongs(file.name)]
+        names = {file.name.removesuffix(".part") for file in files}
         with contextlib.suppress(LabelSkewError):
             names -= set(self.environment.get("notes", []))
-        return bool(names) and names <= FILES_BEFORE_RECIPE
-
-    def clear(self) -> None:
-        """Remove the files of :meth:`broke_off_at_once`."""
-        for file in self.path.iterdir():
-            if not locks.belongs(file.name):
+        if names <= FILES_BEFORE_RECIPE:
+            for file in files:
                 file.unlink(missing_ok=True)
 
     def is_whole(self, rounds: int) -> bool:
@@ -163,7 +158,7 @@ class RunFolder(RunReader):
         self.write_text(name, json.dumps(value, indent=2) + "\n")
 
     def write_text(self, name: str, text: str) -> None:
-        """Write a text file atomically."""
+        """Likewise, a text file."""
         self.still_held()
         write_text(self.path / name, text)
 
@@ -242,8 +237,7 @@ class RunFolder(RunReader):
     def go_back(self, round: int) -> str:
         """Go back to the end of ``round``, from 1, and move data of later rounds aside; return a message about it.
 
-        Raises:
-            LabelSkewError: the checkpoint does not exist.
+        Raises LabelSkewError if the checkpoint does not exist.
         """
         last, files = checkpoint.round_of(self.checkpoint), self.earlier()
         rounds = [
@@ -284,7 +278,7 @@ class RunFolder(RunReader):
 
 
 def summary(lines: list[dict[str, Any]], last: int) -> dict[str, Any]:
-    """Summarise a run's metrics: final and best value, and mean and std of the ``last`` tests, of the main measure."""
+    """Final and best value of the main measure, its mean and std over the ``last`` tests, and further totals."""
     key, tests = main_measure(lines).key, main_tests(lines)
     result: dict[str, Any] = {"rounds": len(lines)}
     tail = tests[-last:]

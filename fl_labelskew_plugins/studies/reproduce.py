@@ -146,8 +146,8 @@ def complete(
     folder.hold(patience=0)  # from here on, no other process can run it
     try:
         state = held(path, settings, folder)
-        if state is None and folder.broke_off_at_once():
-            folder.clear()
+        if state is None:
+            folder.remove_aborted()
         if not in_process:
             folder.release()  # one of its processes holds it
         options = RunOptions(quiet=quiet, pause=pause, host=host)
