@@ -1,4 +1,4 @@
-"""Measured accuracies, from docs/results.md; ``make generated`` writes them to measured.json."""
+"""The tables of docs/results.md; ``make generated`` writes them to measured.json."""
 
 import json
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ FILE = Path(__file__).with_name("measured.json")
 
 
 class ResultTable(NamedTuple):
-    """A table of docs/results.md, with rows of Markdown, the method's name first."""
+    """A table with rows of Markdown, the method's name first."""
 
     title: str
     setting: str
@@ -27,19 +27,18 @@ def everything() -> list[ResultTable]:
 def of_method(name: str) -> Iterator[ResultTable]:
     """Tables that contain a method, with the rows of it, its combinations and FedAvg."""
     for table in everything():
-        parts = [row[0].replace("`", "").lower().partition(",")[0].split("+") for row in table.rows]
         plain = table.head[1] != "optimiser"
-        if any(name in methods for methods in parts):
-            yield table._replace(
-                rows=[
-                    row
-                    for row, methods in zip(table.rows, parts, strict=True)
-                    if name in methods or (methods == ["fedavg"] and (plain or row[1] == "FedAvg"))
-                ]
-            )
+        rows, found = [], False
+        for row in table.rows:
+            methods = row[0].replace("`", "").lower().partition(",")[0].split("+")
+            found |= name in methods
+            if name in methods or (methods == ["fedavg"] and (plain or row[1] == "FedAvg")):
+                rows.append(row)
+        if found:
+            yield table._replace(rows=rows)
 
 
 def by_optimizer(column: str) -> dict[tuple[str, str], str]:
-    """Accuracies by method and optimiser, from the table with all optimisers."""
+    """Accuracies by method and optimiser."""
     _, _, head, rows = next(table for table in everything() if table.head[1] == "optimiser")
     return {(row[0].replace("`", ""), row[1]): row[head.index(column)] for row in rows}

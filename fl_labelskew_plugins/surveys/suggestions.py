@@ -1,8 +1,6 @@
 """Methods to try on data of a given skew: those measured on similar data, or three to compare.
 
-The evidence is a table of docs/results.md: Fashion-MNIST, 10 clients, 10 rounds, 3 seeds. Data are similar if the
-number of clients differs by a factor of at most 2, the share of missing (client, class) pairs by at most 15 points, and
-the ratio of the clients' sizes by a factor of at most 3.
+The evidence is a table of docs/results.md: Fashion-MNIST, 10 clients, 10 rounds, 3 seeds.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,7 +33,7 @@ METHODS: dict[str, tuple[tuple[str, str], Settings]] = {
     "fedetf": (("fedetf", "FedAvg"), _settings({"method": "fedetf"})),
     "fedshift": (("fedshift", "FedAvg"), {}),
 }
-"""Rows of docs/results.md, and settings, of FedAvg and of methods above it with every seed in both situations.
+"""Rows of docs/results.md and settings: FedAvg, and methods above it with every seed in both situations.
 
 Combinations that were not above their parts are omitted. FedShift's settings depend on the situation.
 """
@@ -51,11 +49,6 @@ class Situation:
     missing: float
     sizes: float
     fedshift: Mapping[str, Any]
-
-    def covers(self, clients: int, missing: float, sizes: float) -> bool:
-        """Whether data are similar to this situation."""
-        near = max(clients / self.clients, self.clients / clients) <= 2 and abs(missing - self.missing) <= 0.15
-        return near and max(sizes / self.sizes, self.sizes / sizes) <= 3
 
 
 SITUATIONS = (
@@ -88,16 +81,25 @@ COMPARED = (
         reason="sends class counts once; 83.52, FedAvg 78.94 in FedShift's table 1 (CIFAR-10, Dirichlet 0.1)",
     ),
 )
-"""Suggestions without evidence: the baseline, and two logit calibrations with their defaults.
-
-They take no time, and neither was below FedAvg in any measured situation.
-"""
+"""Suggestions without evidence: the baseline, and two logit calibrations. They take no time, and neither was below
+FedAvg in any measured situation."""
 
 
 def evidence(skew: Skew) -> Situation | None:
-    """The measured situation that is similar to the data, if any."""
-    data = int((skew.samples > 0).sum()), skew.missing_pairs, skew.size_ratio
-    return next((s for s in SITUATIONS if skew.beyond_chance > ALIKE and s.covers(*data)), None)
+    """The measured situation that is similar to the data, if any.
+
+    The numbers of clients differ by a factor of at most 2, the shares of missing (client, class) pairs by at most 15
+    points, and the ratios of the clients' sizes by a factor of at most 3.
+    """
+    if skew.beyond_chance <= ALIKE:
+        return None
+    clients, sizes = int((skew.samples > 0).sum()), skew.size_ratio
+    for situation in SITUATIONS:
+        near = max(clients / situation.clients, situation.clients / clients) <= 2
+        alike = max(sizes / situation.sizes, situation.sizes / sizes) <= 3
+        if near and alike and abs(skew.missing_pairs - situation.missing) <= 0.15:
+            return situation
+    return None
 
 
 def suggestions(situation: Situation | None) -> Sequence[Suggestion]:
@@ -123,7 +125,7 @@ def suggestions(situation: Situation | None) -> Sequence[Suggestion]:
 
 
 def explained(skew: Skew, situation: Situation | None) -> str:
-    """Description of the evidence, in one or two sentences."""
+    """Describe the evidence."""
     clients, missing = int((skew.samples > 0).sum()), 100 * skew.missing_pairs
     here = f"{clients} clients, {missing:.3g} % missing pairs, sizes up to 1:{skew.size_ratio:.2g}"
     if situation is not None:

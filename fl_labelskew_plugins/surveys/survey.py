@@ -1,4 +1,4 @@
-"""A survey: clients' label distributions, their skew, and suggested methods, without training."""
+"""A survey of clients' label distributions, without training."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Survey:
 
     @cached_property
     def skew(self) -> Skew:
-        """Measures of label skew."""
+        """Its measures."""
         return skew(self.counts)
 
     @property
@@ -84,7 +84,7 @@ class Survey:
         return pd.concat(parts, axis=1).set_index(pd.Index(self.clients, name="client"))
 
     def content(self) -> dict[str, Any]:
-        """All content in JSON's types; NaN becomes null."""
+        """All content in JSON's types, with null for NaN."""
         measured, noise = self.skew, self.noise or [0.0] * len(self.clients)
         columns = {"samples": measured.samples, **measured.measures()}
         clients = [
@@ -118,7 +118,7 @@ class Survey:
         return whole
 
     def write(self, folder: Path, name: str) -> None:
-        """Write ``name.csv``, ``name.json`` and the heat map ``name.png``, each atomically."""
+        """Write ``name.csv``, ``name.json`` and ``name.png``."""
         folder.mkdir(parents=True, exist_ok=True)
         frame = self.frame.rename(index=csv_cell, columns=csv_cell)
         write_text(folder / f"{name}.csv", frame.to_csv(lineterminator="\n"))
@@ -126,7 +126,7 @@ class Survey:
         self.draw(folder / f"{name}.png")
 
     def draw(self, path: Path) -> None:
-        """Draw the heat map of class counts, as PNG."""
+        """Draw the heat map of class counts."""
         from fl_labelskew_plugins.plots import heat_map
 
         classes, clients = ([clean(name, 40) for name in names] for names in (self.class_names, self.clients))
@@ -134,7 +134,7 @@ class Survey:
 
 
 def of_partition(recipe: Recipe) -> Survey:
-    """Survey of a recipe's partition. Raise LabelSkewError without one, or if it fails."""
+    """Survey a recipe's partition; raise LabelSkewError without one, or if it fails."""
     if recipe.own_data:
         problem = "its silos have their own data, which this command cannot read"
         raise mistake(
