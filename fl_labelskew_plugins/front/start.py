@@ -35,14 +35,14 @@ from fl_labelskew_plugins.show.progress import progress
 from fl_labelskew_plugins.show.tables import describe, table
 from fl_labelskew_plugins.surveys.survey import Survey
 
-ROUNDS = "train_args.comm_round"  # the only setting of a run that can be changed later
+ROUNDS = "train_args.comm_round"  # the only setting that a resumed run may change
 
 
 def start(options: RunOptions, *, held: RunFolder | None = None) -> Survey | None:
-    """Run a recipe; with ``survey``, return the silos' class counts at the server.
+    """Run a recipe; with ``survey``, return the silos' class counts.
 
-    ``held``: the folder ``run_dir`` or ``resume``, if this process has already locked it. Raise RunError if the run
-    fails, and KeyboardInterrupt after a signal and a checkpoint.
+    ``held``: the folder, if this process has already locked it. Raise RunError if the run fails, and KeyboardInterrupt
+    after a signal and a checkpoint.
     """
     options.check()
     path, overrides, resume, back = options.recipe, options.overrides, options.resume, options.from_round
@@ -76,7 +76,7 @@ def start(options: RunOptions, *, held: RunFolder | None = None) -> Survey | Non
 
 
 def train(recipe: Recipe, folder: RunFolder, options: RunOptions, hear: Hear | None = None) -> None:
-    """Run a recipe that may contain Python objects in a new folder or ``options.resume``; see :func:`start`."""
+    """Run a recipe that may contain Python objects, see :func:`start`."""
     if options.resume is None:
         folder.check_new()
     show = progress(options.quiet)
@@ -136,7 +136,7 @@ def _execute(recipe: Recipe, options: RunOptions, folder: RunFolder, show: Progr
 
 
 def warned(session: Session) -> Session:
-    """Print a session's warnings, and return it."""
+    """Print a session's warnings."""
     if made_up(session.recipe):
         name = session.recipe.data.dataset
         log.warn(f"data_args.data_cache_dir: made-up data, not the real {name}; results are meaningless")
@@ -199,7 +199,7 @@ def _train(runtime: Runtime, record: Record) -> None:
 
 
 def folder_of(recipe: Recipe, path: Path | None, kind: str = "") -> RunFolder:
-    """The folder of a new run: ``path``, or one in ``tracking_args.run_dir`` with ``kind`` in its name."""
+    """The folder of a new run; default: in ``tracking_args.run_dir``, with ``kind`` in its name."""
     if path is None:
         stamp = time.strftime("%Y%m%d-%H%M%S")
         path = Path(recipe.tracking.run_dir).expanduser() / f"{recipe.name}{kind}-{stamp}-{secrets.token_hex(2)}"
@@ -221,7 +221,7 @@ def _go_back(folder: RunFolder, round: int, *, quiet: bool) -> None:
 def resumed(
     path: str | Path | None, overrides: Sequence[str], resume: Path, objects: Mapping[str, Any] = MappingProxyType({})
 ) -> tuple[Recipe, RunFolder]:
-    """Load recipe and folder of a run to resume; raise LabelSkewError if arguments do not match."""
+    """Recipe and folder of a run to resume; raises LabelSkewError if arguments do not match."""
     folder = RunFolder(resume)
     folder.check_resumable()
     check_objects(folder, objects)

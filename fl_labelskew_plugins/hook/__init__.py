@@ -14,11 +14,9 @@ if TYPE_CHECKING:
     from types import FrameType
     from typing import Any, NoReturn
 
-CLI = "fedml.cli.cli"
-"""The module from which the script ``fedml`` imports its command line."""
+CLI = "fedml.cli.cli"  # of the script fedml
 COMMAND = "fl_labelskew_plugins.cli.run"
-OWN = ("labelskew", "fl_labelskew_plugins.cli.main")
-"""Our own command, by its script and by its module."""
+OWN = ("labelskew", "fl_labelskew_plugins.cli.main")  # our command's script and module
 STOCK = ("list", "logs", "status", "stop")
 """Commands of ``fedml run``; a similar word is a misspelt command, not a misspelt recipe."""
 FILES = (".yaml", ".yml")
@@ -26,7 +24,7 @@ PACKAGE = os.path.dirname(os.path.dirname(__file__))
 
 
 def install() -> None:
-    """In our commands, call :func:`end` on Ctrl-C, and replace FedML's slow command line by :func:`cli`."""
+    """In our commands, replace FedML's slow command line by :func:`cli`, and call :func:`end_in_a_line`."""
     if not _is_ours(sys.orig_argv):
         return
     end_in_a_line()
@@ -38,7 +36,7 @@ def install() -> None:
 
 
 def end_in_a_line() -> None:
-    """Make Ctrl-C call :func:`end` in one of our commands, unless Ctrl-C is ignored."""
+    """Make Ctrl-C call :func:`end` in our commands, unless Ctrl-C is ignored."""
     import _signal  # type: ignore[import-not-found]  # signal would import more modules
 
     if _is_ours(sys.orig_argv) and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
@@ -46,7 +44,7 @@ def end_in_a_line() -> None:
 
 
 def end(signum: int, frame: FrameType | None) -> NoReturn:
-    """End this process with one line and without saving anything."""
+    """End this process with one line."""
     for action in (lambda: print(end="", flush=True), lambda: os.write(2, b"interrupted\n")):
         try:
             action()
@@ -93,7 +91,7 @@ def _quiet_imports() -> None:
 
 
 def cli() -> Any:
-    """Run ``fedml run RECIPE``; or FedML's command line, with an error message, if ours cannot be imported."""
+    """Run our command; or FedML's, with an error message, if ours cannot be imported."""
     from importlib import import_module
 
     del sys.modules[CLI]

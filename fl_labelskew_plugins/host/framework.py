@@ -1,4 +1,4 @@
-"""FedML as the framework around a run, with its data poisoning, attacks, defences and noise."""
+"""FedML as the framework of a run, with its attacks, defences and noise."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class FedML(Host):
         self.args, self._on = start(recipe, config_file, rank=rank), bool(recipe.host_switches)
 
     def turns(self, local: LocalTrainer) -> Callable[..., LocalResult]:
-        """Training inside FedML's hooks."""
+        """Clients' turns inside FedML's hooks."""
         return self.trainer(local).take
 
     def trainer(self, local: LocalTrainer) -> LabelSkewTrainer:
@@ -82,7 +82,7 @@ class LabelSkewTrainer(ClientTrainer):  # type: ignore[misc]
         self._params: Weights = {}
 
     def get_model_params(self) -> Weights:
-        """The start weights before training, the upload after it."""
+        """The received weights before training, the upload after it."""
         return self._params
 
     def set_model_params(self, model_parameters: Weights) -> None:
@@ -93,7 +93,7 @@ class LabelSkewTrainer(ClientTrainer):  # type: ignore[misc]
         """Does nothing: :meth:`take` trains."""
 
     def on_after_local_training(self, train_data: Any, device: Any, args: Any) -> None:
-        """Apply FedML's local differential privacy to floating-point tensors."""
+        """Add FedML's noise to floating-point tensors."""
         everything = self._params
         self._params = floating(everything)
         with host_errors():
@@ -135,12 +135,12 @@ class LabelSkewTrainer(ClientTrainer):  # type: ignore[misc]
 
 
 class LabelSkewAggregator(ServerAggregator):  # type: ignore[misc]
-    """FedML's hooks around the mean of a round, see :data:`fl_labelskew_plugins.engine.server.Hooks`."""
+    """FedML's hooks around the mean of a round, see :data:`.engine.server.Hooks`."""
 
     server: Server
 
     def __call__(self, server: Server, round: int, raw: Sequence[tuple[int, Weights]]) -> Weights:
-        """The mean of a round, with floating-point tensors via the hooks; ``raw``: each client's samples and upload."""
+        """Aggregate ``raw``, each client's samples and upload; only floating-point tensors pass through FedML."""
         self.server, self.args.round_idx = server, round
         seeds.seed_globals(server.federation.seed, "host's server hooks", round)
         with host_errors():
@@ -160,7 +160,7 @@ class LabelSkewAggregator(ServerAggregator):  # type: ignore[misc]
         """Does nothing: the server sets the weights."""
 
     def aggregate(self, raw_client_model_or_grad_list: list[tuple[float, Weights]]) -> Weights:
-        """FedML's aggregating defences, or the method's mean, of samples and floating-point weights."""
+        """Aggregate by FedML's defence, or the method's mean."""
         defender = FedMLDefender.get_instance()
         if not defender.is_defense_enabled():
             return self._mean(raw_client_model_or_grad_list)
@@ -186,7 +186,7 @@ def poisoned(batches: Any, device: torch.device) -> Samples:
 
 
 def tell_attacker(seed: int, round: int, client: int) -> None:
-    """Set the round of FedML's label flipping, instead of the number of its calls."""
+    """Make FedML's label flipping depend on the round, not on the number of its calls."""
     attack = FedMLAttacker.get_instance().attacker
     if isinstance(attack, LabelFlippingAttack):
         attack.counter = seeds.torch_seed(seed, "host's poisoned clients", round, client) % 2**31
@@ -200,14 +200,14 @@ def local_noise() -> Laplace | Gaussian | None:
 
 
 def draw_noise_from(generator: np.random.Generator) -> None:
-    """Make FedML's local differential privacy draw float64 noise from a generator, not from a global one."""
+    """Make FedML draw local noise from a generator, in float64."""
     if (noise := local_noise()) is not None:
         draw = generator.laplace if isinstance(noise, Laplace) else generator.normal
         noise.compute_noise = lambda size: torch.from_numpy(draw(0.0, noise.scale, size))
 
 
 def floating(weights: Weights) -> Weights:
-    """The floating-point tensors in FedML's ordered dictionary."""
+    """The floating-point tensors, in FedML's type."""
     return OrderedDict((k, v) for k, v in weights.items() if v.is_floating_point())
 
 

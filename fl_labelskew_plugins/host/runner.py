@@ -1,8 +1,7 @@
-"""``fl.fedml``: our methods in FedML's own scripts, as the trainer and the aggregator of a ``FedMLRunner``.
+"""``fl.fedml``: our methods in FedML's own scripts, see docs/fedml.md.
 
 FedML averages uploads by name, weighted by samples, and over MPI it calls only get_model_params, set_model_params and
-test of an aggregator. So the mean of uploads of :func:`pack` contains everything that the server needs, and the
-aggregator replaces it by the next message to the clients.
+test of an aggregator. So the mean of uploads of :func:`pack` contains everything that the server needs.
 """
 
 import contextlib
@@ -25,13 +24,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fl_labelskew_plugins import seeds
-from fl_labelskew_plugins.engine.aggregate import (
-    WeightedMean,
-    check_extra,
-    check_result,
-    check_upload,
-    share_of_old,
-)
+from fl_labelskew_plugins.engine.aggregate import WeightedMean, check_extra, check_result, check_upload, share_of_old
 from fl_labelskew_plugins.engine.local import snapshot
 from fl_labelskew_plugins.engine.samples import Samples
 from fl_labelskew_plugins.engine.server import Server
@@ -43,13 +36,12 @@ from fl_labelskew_plugins.tensors import State, Weights, group, joined, rest, sa
 __all__ = ["aggregator", "offline", "trainer"]
 
 LOG = logging.getLogger("fl_labelskew_plugins")
-GROUP = "fl_labelskew"
-"""Group of a message's tensors that do not belong to the model."""
+GROUP = "fl_labelskew"  # of tensors that do not belong to the model
 TIMES = f"{GROUP}/times"  # a client's number of selections
 
 
 def pack(weights: Weights, sums: Mapping[str, Tensor], *, samples: int, uniform: bool) -> OrderedDict[str, Tensor]:
-    """Write an upload, so that the sample-weighted mean of uploads contains everything that the server needs.
+    """An upload with a sample-weighted mean that is sufficient for the server.
 
     The mean of ``1 / n_k`` is the number of clients divided by their samples. So the mean of ``s_k / n_k``, divided by
     that, is a plain mean of ``s_k``. ``samples``: ``n_k``; ``uniform``: the server needs a plain mean of the weights.
@@ -81,20 +73,14 @@ def unpack(
 class Trainer(ClientTrainer):  # type: ignore[misc]
     """Train FedML's clients with a label-skew method; pass it to ``FedMLRunner`` as ``client_trainer``.
 
-    For ``training_type: simulation`` with ``backend: MPI``, and ``training_type: cross_silo`` with ``scenario:
-    horizontal``. The aggregator takes the same arguments.
-
     Args:
-        model: a module that takes a batch and returns logits ``(B, C)`` of a Linear layer. It is copied; FedML's server
-            starts from its weights.
-        args: from ``fedml.init``; may contain the ``train_args`` of a recipe (docs/keys.md), such as ``epochs``.
-        dataset: FedML's list of eight. Client ``k`` trains on ``dataset[5][k]``, a DataLoader or a list of batches of
-            inputs ``(B, ...)`` and labels ``(B,)``.
+        model: returns logits ``(B, C)`` of a Linear layer. It is copied; FedML's server starts from its weights.
+        args: from ``fedml.init``; may contain a recipe's ``train_args``.
+        dataset: FedML's list of eight; ``dataset[5][k]``: client ``k``'s batches of inputs ``(B, ...)`` and labels
+            ``(B,)``.
         method: a name of ``labelskew methods``, or an object of :class:`fl_labelskew_registry.Method`.
-        counts: ``(K, C)`` training samples per class of all clients, for a method with a global prior (fedshift,
-            reweighting); default in a simulation: counted in ``dataset[5]``.
-        state_dir: new or empty folder for clients' states (map), visible to all processes of a simulation. Required
-            if the clients differ between rounds; by default each process keeps states in memory.
+        counts: ``(K, C)`` training samples by client and class.
+        state_dir: new or empty folder for clients' private models.
         parameters: the method's, such as ``tau=0.5``.
 
     Raises:
@@ -127,12 +113,7 @@ class Trainer(ClientTrainer):  # type: ignore[misc]
         self._message = OrderedDict(model_parameters)
 
     def train(self, train_data: Any, device: torch.device, args: Any) -> None:
-        """Train one client for a round, from the server's message to the upload.
-
-        Raises:
-            LabelSkewError: message or data do not fit the method.
-            RunError: training diverged.
-        """
+        """Train one client for a round; raises LabelSkewError for unsuitable data, RunError if training diverges."""
         with _abort_on_error(args):
             self._train(train_data, torch.device(device), int(args.round_idx))
 
@@ -219,12 +200,8 @@ class Trainer(ClientTrainer):  # type: ignore[misc]
 class Aggregator(DefaultServerAggregator):  # type: ignore[misc]
     """FedML's server with a label-skew method; pass it to ``FedMLRunner`` as ``server_aggregator``.
 
-    It takes the arguments of :class:`Trainer`. ``model`` has the aggregated weights after each round.
-
-    Attributes:
-        history: a dictionary per test: ``round`` from 0, ``accuracy`` and ``loss`` of the global model, and
-            ``personalised_accuracy`` in a simulation with a method such as map. The logger ``fl_labelskew_plugins``
-            reports it on level INFO.
+    It takes the arguments of :class:`Trainer`. ``model`` has the aggregated weights after each round, and ``history`` a
+    dictionary of measures per test, which is also logged.
     """
 
     def __init__(
@@ -257,7 +234,7 @@ class Aggregator(DefaultServerAggregator):  # type: ignore[misc]
         return message
 
     def set_model_params(self, model_parameters: dict[str, Tensor]) -> None:
-        """Aggregate FedML's mean of the uploads, and replace its entries by the next message to the clients."""
+        """Aggregate FedML's mean of uploads, and replace its entries by the next message."""
         with _abort_on_error(self.args):
             self._aggregate(model_parameters)
         self.model.load_state_dict(self.task.outward(self.server.weights))
@@ -285,7 +262,7 @@ class Aggregator(DefaultServerAggregator):  # type: ignore[misc]
         server.advance(weights, {}, {}, Total(sums, task.federation.clients_per_round, round))
 
     def test(self, test_data: Any, device: Any, args: Any) -> Any:
-        """Test the global model as FedML's aggregator does; also append to ``history`` and the log."""
+        """Test the global model as FedML does; append to ``history`` and the log."""
         result = super().test(test_data, device, args)
         line = {"round": int(args.round_idx), "accuracy": float(result[0]), "loss": float(result[1])}
         text = f"round {line['round'] + 1}: accuracy {line['accuracy']:.4f}, loss {line['loss']:.4f}"
@@ -320,7 +297,7 @@ def _openings(task: Task, counts: Tensor) -> Iterator[Contribution]:
 
 @contextlib.contextmanager
 def _abort_on_error(args: Any) -> Iterator[None]:
-    """End all processes of a simulation on an error; they would wait for each other forever."""
+    """End all processes of a simulation on an error: they would wait for each other."""
     try:
         yield
     except BaseException as error:

@@ -1,4 +1,4 @@
-"""Configure and start FedML, without its network calls, logger and argv."""
+"""Start FedML, without its network calls, logger and argv."""
 
 import contextlib
 import io
@@ -28,7 +28,7 @@ OWN_SECTIONS = ("partition_args", "method_args", "model_args", "client_specific_
 
 @contextlib.contextmanager
 def host_errors() -> Iterator[None]:
-    """Report errors of FedML's attacks, defences and noise in one line; FedML does not check their keys."""
+    """Report errors of FedML's features in one line; FedML does not check their keys."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""The checked settings, network and data that a FedML script passes to :mod:`.runner`."""
+"""Checked arguments of :mod:`.runner`."""
 
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
@@ -32,12 +32,10 @@ class Task:
     Attributes:
         network: a copy of the user's module, with ``features`` and ``classifier``.
         names: name in the user's module of each tensor of ``network``.
-        counts: ``(K, C)`` training samples of all clients, if given.
+        counts: ``(K, C)`` training samples, if given.
         shapes: of the summed tensors that clients send in addition to weights.
         plain: whether messages contain only the model.
         simulated: whether MPI simulates the clients.
-        frequency: rounds between two tests.
-        state_dir: folder of clients' private tensors; None: in memory.
     """
 
     def __init__(
@@ -110,11 +108,11 @@ class Task:
         return torch.tensor(crc32(f"{type(self.method).__name__} {self.method.params!r}".encode()))
 
     def tests(self, round: int) -> bool:
-        """Whether FedML tests the global model after this round."""
+        """Whether FedML tests after this round."""
         return round % self.frequency == 0 or round == self.federation.rounds - 1
 
     def local(self, client: int, train: Samples, test: Samples | None = None, **more: Any) -> LocalTrainer:
-        """A local trainer for one client's samples."""
+        """A trainer of one client."""
         test = Samples(train.x[:0], train.y[:0], (), ()) if test is None else test
         return LocalTrainer(
             model=self.network.to(train.y.device),
@@ -129,7 +127,7 @@ class Task:
         )
 
     def samples(self, data: Any, device: torch.device, where: str) -> Samples:
-        """Convert a client's batches to samples; raises LabelSkewError if the labels are not classes."""
+        """Join a client's batches; raises LabelSkewError if there are none, or labels are not classes."""
         batches = [(batch[0], batch[1]) for batch in data]
         if not batches:
             raise mistake(where, "has no samples", "clients with at least one sample")
@@ -141,17 +139,17 @@ class Task:
         return Samples(x.to(device), y.long().to(device), (), ())
 
     def inward(self, tensors: Mapping[str, Tensor], device: torch.device | str = "cpu") -> Weights:
-        """Convert a state dict of the user's module to one of ``network``."""
+        """The state dict of ``network`` from one of the user's module."""
         return {ours: tensors[theirs].to(device) for ours, theirs in self.names.items()}
 
     def outward(self, weights: Mapping[str, Tensor]) -> OrderedDict[str, Tensor]:
-        """Convert a state dict of ``network`` to one of the user's module."""
+        """The reverse of :meth:`inward`."""
         # FedML reads a plain dict as one model per client
         return OrderedDict((theirs, weights[ours].detach().cpu()) for ours, theirs in self.names.items())
 
 
 def _is_simulated(args: Any) -> bool:
-    """Whether MPI simulates the clients; raises LabelSkewError for other runners than silos."""
+    """Whether MPI simulates the clients; raises LabelSkewError for unsupported configurations."""
     kind, backend = getattr(args, "training_type", None), getattr(args, "backend", None)
     if kind == "cross_silo" and getattr(args, "scenario", "horizontal") == "horizontal":
         simulated = False

@@ -31,13 +31,11 @@ EVENTS = (
     *("began", "opened", "closed", "repaired", "gap", "repeated"),
 )
 MAX_FILE_BYTES = 64 * 2**20
-"""Approximate bytes after which a new file is started."""
 MAX_TEXT = 300
-MAX_WAITING = 1000
-"""Maximum number of lines before :meth:`Audit.open`."""
+MAX_WAITING = 1000  # lines before Audit.open
 MINUTE = 60.0
+# further lines of an event and a peer are only counted, so that no peer can fill the disk
 EVENTS_PER_MINUTE = dict.fromkeys(("connected", "left", "refused"), 60)
-"""Written lines per minute, event and peer; others are only counted, so that no peer can fill the disk."""
 MESSAGES_PER_MINUTE = 1200
 
 
@@ -47,8 +45,8 @@ class Audit:
     Args:
         warn: called once if the log cannot be written.
         max_bytes: approximate maximum size of a file.
-        observe: called with each noted line.
-        digests: whether messages are noted with their SHA-256.
+        observe: called with each line.
+        digests: whether lines of messages have a SHA-256.
     """
 
     def __init__(
@@ -74,14 +72,14 @@ class Audit:
         self._lock, self._busy = threading.RLock(), False
 
     def open(self, folder: Path, role: str) -> None:
-        """Begin or continue the log of ``role``, ``server`` or ``silo-2``, in an existing folder."""
+        """Begin or continue a log; ``role``: ``server``, or such as ``silo-2``."""
         with self._lock:
             self._folder = folder
             self._waiting.appendleft({"event": "opened", "role": role, "process": os.getpid()})
             self._write_waiting()
 
     def note(self, event: str, **facts: Any) -> None:
-        """Add a line: one of :data:`EVENTS`, with the facts that are not None."""
+        """Add a line; ``event``: one of :data:`EVENTS`."""
         line: dict[str, Any] = {"time": utc(), "event": event}
         line |= {k: clean(v, MAX_TEXT) if isinstance(v, str) else v for k, v in facts.items() if v is not None}
         self._waiting.append(line)
@@ -96,7 +94,7 @@ class Audit:
                 os.fsync(self._file)
 
     def close(self) -> str:
-        """Write the last line; return a message about the log, if any."""
+        """Write the last line; return a message with its SHA-256, if any."""
         with self._lock:
             if self._folder is None:
                 return ""
@@ -109,7 +107,7 @@ class Audit:
             file, self._folder, self._busy = self._folder / NAME, None, False
             return f"audit log: {file}, last line's SHA-256 {self.last}; keep that elsewhere" if self.last else ""
 
-    # -- called while the lock is held
+    # the following methods need the lock
 
     def _write_waiting(self) -> None:
         if self._folder is None or self._busy:  # a finaliser may add a line while another is written
@@ -201,17 +199,14 @@ class Audit:
         if half and self._size >= len(half):
             self._size -= len(half)
             os.ftruncate(self._file, self._size)
-            self._cut = {
-                "event": "repaired",
-                "bytes": len(half),
-                "reason": clean(half.decode(errors="replace"), MAX_TEXT),
-            }
+            reason = clean(half.decode(errors="replace"), MAX_TEXT)
+            self._cut = {"event": "repaired", "bytes": len(half), "reason": reason}
         if not self.last:
             self._write({"event": "began", "log": secrets.token_hex(16)})
 
 
 def files(folder: Path) -> list[Path]:
-    """The files of a folder's log, oldest first."""
+    """A log's files, oldest first."""
     old = [path for path in folder.glob("audit-*.jsonl") if belongs(path.name)]
     current = folder / NAME
     return [*sorted(old, key=_number), *([current] if current.exists() else [])]
@@ -222,13 +217,13 @@ def _number(path: Path) -> int:
 
 
 def belongs(name: str) -> bool:
-    """Whether a file of this name belongs to a log."""
+    """Whether this is the name of a log's file."""
     return re.fullmatch(r"audit(-\d{6,9})?\.jsonl", name) is not None
 
 
 @dataclass(frozen=True)
 class Verified:
-    """A valid log; ``missing``: lines that could not be written, ``repaired``: removed incomplete lines."""
+    """Counts of a valid log: ``missing`` lines could not be written, ``repaired`` ones were incomplete."""
 
     lines: int
     files: int
@@ -238,10 +233,7 @@ class Verified:
 
 
 def read(folder: Path) -> Iterator[tuple[str, bytes, dict[str, Any]]]:
-    """Place, bytes and content of each line of a folder's log.
-
-    Raises LabelSkewError if the log cannot be read, and RunError for an invalid line.
-    """
+    """Place, bytes and content of each line; raises LabelSkewError for unreadable files, RunError for invalid lines."""
     paths = files(folder)
     if not paths:
         raise LabelSkewError(f"{folder}: contains no {NAME}; use the folder of a server's run, or a silo's own folder")
@@ -255,10 +247,7 @@ def read(folder: Path) -> Iterator[tuple[str, bytes, dict[str, Any]]]:
 
 
 def verify(folder: Path, last: str = "") -> Verified:
-    """Check a folder's log; ``last``: SHA-256 of a line that must exist.
-
-    Raises LabelSkewError without a log, and RunError with the first line that was changed.
-    """
+    """Check a log, see :func:`read`; ``last``: SHA-256 of a line that must exist."""
     before, previous, count, missing, repaired, complete = "", "", 0, 0, 0, not last
     for where, line, content in read(folder):
         if not line.endswith(b"\n"):

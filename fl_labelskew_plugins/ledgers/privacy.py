@@ -1,4 +1,4 @@
-"""Privacy accounting: the ledger of clients' answers, their epsilon so far, and the answers that a budget allows.
+"""The ledger of clients' answers, their epsilon so far, and the answers that a budget allows.
 
 Epsilon covers all answers of one client, each with its own noise. It is the smaller of two valid bounds: Renyi
 differential privacy (Mironov, CSF 2017), and pure bounds of Laplace noise plus the exact bound of Gaussian noise (Balle
@@ -31,10 +31,8 @@ from fl_labelskew_plugins.recipe.sections import Level, PrivacyBudget
 
 NAME = "privacy.jsonl"
 LEVELS: tuple[Level, ...] = get_args(Level)
-DELTA = 1e-5
-"""Delta of epsilon if there is no budget."""
-MAX_ANSWERS = 10**6
-"""Maximum number of answers that are counted in advance."""
+DELTA = 1e-5  # without a budget
+MAX_ANSWERS = 10**6  # that are counted in advance
 Spent = tuple[tuple[str, float, int], ...]
 """Kind of noise, strength divided by sensitivity, and number of answers."""
 
@@ -44,7 +42,7 @@ class SpentError(RunError):
 
 
 class LedgerEntry(BaseModel):
-    """A line of a ledger: an answer, and the total epsilon with it (None: no bound)."""
+    """A line of a ledger: an answer, and the total epsilon (None: no bound)."""
 
     time: str
     run: str
@@ -77,8 +75,8 @@ class Ledger:
     ) -> None:
         """Record an answer on disk before it is computed, unless it is recorded already.
 
-        ``noises``: of its parts; ``answer``: digest of all that it depends on; ``run``: for people; ``round``: from 0,
-        or -1 before the first; ``client``: its number, if the file has several clients.
+        ``noises``: of its parts; ``answer``: digest of all that it depends on; ``round``: from 0, or -1 before the
+        first; ``client``: if the file has several clients.
 
         Raises SpentError if the answer would exceed the budget, and RunError if the ledger cannot be written.
         """
@@ -105,7 +103,7 @@ class Ledger:
             self._total(noises, round, None)
 
     def _total(self, noises: Sequence[Noise], round: int, client: int | None) -> tuple[float, dict[Level, float]]:
-        """Delta, and epsilon with another answer. Raises SpentError if it exceeds the budget."""
+        """Delta, and epsilon with another answer; raises SpentError if it exceeds the budget."""
         delta = DELTA if self.budget is None else self.budget.delta
         spent = self._spent.get(client, Counter()) + Counter(noises)
         so_far = {level: epsilon(at(spent, level), delta) for level in LEVELS} if installed() else {}
@@ -173,7 +171,7 @@ class Ledger:
 
 
 def ledger_of(recipe: Recipe, folder: Path) -> Ledger | None:
-    """The ledger in a folder or at the recipe's path; None without noise, budget and earlier ledger."""
+    """The ledger of a run; None without noise, budget and earlier ledger."""
     args = recipe.privacy
     elsewhere = args.ledger if recipe.common.across_silos else None
     file = folder / NAME if elsewhere is None else Path(elsewhere)
@@ -200,7 +198,7 @@ class ClientAccounts:
                 self.ledger.spend(parts.once, "opening", run=self.run, client=client)
 
     def willing(self, round: int, clients: Iterable[int]) -> list[int]:
-        """Record the selected clients' answers; return the clients with enough budget. Raises RunError for too few."""
+        """Record the answers of the clients with enough budget, and return these; raises RunError for too few."""
         willing, refusal = [], None
         for client in clients:
             try:
@@ -216,13 +214,13 @@ class ClientAccounts:
 
 
 def clients_of(recipe: Recipe, sizes: Sequence[int], folder: Path, run: str) -> ClientAccounts | None:
-    """The accounts of a simulation's clients; None without a ledger, and for silos, which have their own."""
+    """The accounts of a simulation's clients; None without a ledger, and for silos."""
     ledger = None if recipe.common.across_silos else ledger_of(recipe, folder)
     return None if ledger is None else ClientAccounts(ledger, recipe, sizes, run)
 
 
 def at(noises: Mapping[Noise, int], level: Level) -> Spent:
-    """The sum of answers at one level."""
+    """Answers at one level."""
     spent: Counter[tuple[str, float]] = Counter()
     for noise, times in noises.items():
         spent[noise.kind, getattr(noise, level)] += times
@@ -231,7 +229,7 @@ def at(noises: Mapping[Noise, int], level: Level) -> Spent:
 
 @lru_cache(maxsize=4096)
 def epsilon(spent: Spent, delta: float) -> float:
-    """Epsilon of several answers together; infinite if one of them has no bound."""
+    """Epsilon of answers together; infinite if one has no bound."""
     if not all(strength for _, strength, _ in spent):
         return math.inf
     dp = require("epsilon")
@@ -257,7 +255,7 @@ def after(opening: Sequence[Noise], upload: Sequence[Noise], number: int, level:
 
 
 def answers(opening: Sequence[Noise], upload: Sequence[Noise], budget: PrivacyBudget, level: Level) -> int:
-    """Uploads that a budget allows after an opening, at most :data:`MAX_ANSWERS`; -1: not even the opening."""
+    """Uploads that a budget allows after an opening; -1: not even the opening."""
 
     def fits(number: int) -> bool:
         return after(opening, upload, number, level, budget.delta) <= budget.epsilon
@@ -274,7 +272,7 @@ def answers(opening: Sequence[Noise], upload: Sequence[Noise], budget: PrivacyBu
 
 
 def carried(recipe: Recipe, sizes: Iterable[int], budget: PrivacyBudget) -> int:
-    """Uploads that a budget allows each client; ``sizes``: training samples of each client."""
+    """Uploads that a budget allows each client; ``sizes``: their training samples."""
     require(BUDGET)
     sizes = {n for n in sizes if n}
     parts = [leaving(recipe, n, min(sizes)) for n in sizes]
@@ -282,7 +280,7 @@ def carried(recipe: Recipe, sizes: Iterable[int], budget: PrivacyBudget) -> int:
 
 
 def expected(recipe: Recipe) -> int:
-    """Expected number of rounds of a client."""
+    """Expected rounds of a client."""
     train = recipe.train
     return math.ceil(train.comm_round * train.clients_per_round / train.client_num_in_total)
 
@@ -304,7 +302,7 @@ def warnings(recipe: Recipe, sizes: Sequence[int]) -> list[str]:
 
 
 def installed() -> bool:
-    """Whether epsilon can be computed here."""
+    """Whether epsilon can be computed."""
     return importlib.util.find_spec("dp_accounting") is not None
 
 

@@ -34,7 +34,6 @@ class Checkpoint:
         memory: the server's own tensors.
         states: client to the round of its private state.
         selections: client to its number of selections.
-        seconds: duration of the run.
         sizes: training samples of each client.
         opened: clients with an opening in the shared tensors.
         norms: L2 norms of uploads, see :mod:`.runtimes.silo.outliers`.
@@ -78,7 +77,7 @@ def _opened(file: Path, device: torch.device = CPU) -> Iterator[tuple[dict[str, 
 
 
 def table(numbers: Mapping[int, int]) -> Tensor:
-    """Clients and their numbers, ``(n, 2)``."""
+    """Pairs of client and number, ``(n, 2)``."""
     pairs = itertools.chain.from_iterable(numbers.items())
     return torch.from_numpy(np.fromiter(pairs, np.int64, 2 * len(numbers))).reshape(-1, 2)
 

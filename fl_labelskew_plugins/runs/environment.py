@@ -1,4 +1,4 @@
-"""Versions, processor and memory of a run's process."""
+"""Software and hardware of a run's process."""
 
 import contextlib
 import platform
@@ -17,7 +17,7 @@ PACKAGES = ("fl-labelskew-plugins", "fl-labelskew-registry", "fedml", "torch", "
 
 
 def environment(device: torch.device) -> dict[str, Any]:
-    """Software and hardware on which numbers may depend."""
+    """All facts on which numbers may depend."""
     versions = {}
     for name in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):

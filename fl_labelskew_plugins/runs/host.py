@@ -12,14 +12,14 @@ from fl_labelskew_plugins.engine.turn import fit
 
 
 class Host:
-    """The default, without a framework."""
+    """The default: no framework."""
 
     def turns(self, local: LocalTrainer) -> Callable[..., LocalResult]:
         """:func:`.engine.turn.fit` for ``local``, with the framework's hooks."""
         return partial(fit, local)
 
     def hooks(self, model: nn.Module) -> Hooks | None:
-        """Hooks around the mean of a round."""
+        """Replacement for the mean of a round."""
         return None
 
     def manager(self, transport: Any, rank: int, size: int, observer: Any) -> Any:

@@ -26,11 +26,9 @@ from fl_labelskew_plugins.recipe.sections import MOST_CLASSES, MOST_NUMBERS, Pos
 from fl_labelskew_plugins.runs.session import Session
 from fl_labelskew_plugins.tensors import Weights, save_atomic
 
-KEY = "labelskew_model"
-"""Key in the metadata of the JSON of :class:`About`."""
+KEY = "labelskew_model"  # of the JSON of About
 FORMAT = 1
 MAX_METADATA = 2**24
-"""Maximum length of this JSON."""
 CleanName = Annotated[str, AfterValidator(clean)]
 
 
@@ -42,7 +40,6 @@ class About(Params):
         network_params: its parameters; for a file also its ``sha256``.
         module: instead, a description of a network that was a Python object.
         dtype: of samples, as the data set gives them.
-        class_names: one for each of the ``C`` classes.
         mean: see :class:`fl_labelskew_registry.Data`; None if the writer had no sample. Likewise ``std``.
         picture: the data set's parameters that turn a picture into a sample; None for other samples.
         table: how rows of a table become samples; None for other samples, or if unknown.
@@ -89,7 +86,7 @@ class About(Params):
 
 
 def about(session: Session, *, round: int, client: int | None = None, client_name: str | None = None) -> About:
-    """The metadata of a run's model; ``round`` from 1, ``client`` from 0."""
+    """The metadata of a run's model."""
     recipe = session.recipe
     network, given = recipe.network, recipe.objects.get("model_args")
     params = {} if given else network.params.model_dump(mode="json", by_alias=True) | dict(network.trained_params)
@@ -145,14 +142,14 @@ def recipe_hash(recipe: Recipe) -> str:
 
 
 def save(weights: Weights, file: Path, metadata: About, *, private: bool = False) -> None:
-    """Write a model atomically, without the method's shared modules; ``private``: only for the owner."""
+    """Write a model without the method's shared modules; ``private``: readable only by the owner."""
     network = {name: value for name, value in weights.items() if not name.startswith(f"{SHARED_MODULES}.")}
     text = metadata.model_dump_json(exclude={"table"} if metadata.table is None else None)
     save_atomic(network, file, {KEY: text}, private=private)
 
 
 def read(file: Path) -> tuple[About, Weights]:
-    """Read a model's file, which may be untrusted; raises LabelSkewError if it is missing, invalid or too new."""
+    """Read a possibly untrusted file; raises LabelSkewError if it is missing, invalid or too new."""
     where = clean(file, 4096)
     try:
         check_regular(file)

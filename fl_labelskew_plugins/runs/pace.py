@@ -10,7 +10,7 @@ from fl_labelskew_plugins.runs.environment import peak_memory
 from fl_labelskew_plugins.runs.record import Record
 
 MIN_BATCHES = 3
-"""Minimum number of timed training batches, unless the total time ends earlier."""
+"""Minimum number of timed batches, unless ``Pause.at`` is earlier."""
 
 
 class OutOfTimeError(BaseException):
@@ -40,7 +40,6 @@ class Pace:
             between.clear()
 
     def _next(self, training: bool) -> None:
-        """Check the time before each batch."""
         assert self.pause is not None
         now = time.monotonic()
         if math.isnan(self._begun):

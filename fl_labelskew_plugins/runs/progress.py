@@ -22,8 +22,8 @@ class Pause:
 
     Args:
         rounds: after this number of complete rounds.
-        at: time of :func:`time.monotonic`, the same for all processes of a machine. A run in one process stops before
-            its next batch and discards the round; others start no further round.
+        at: time of :func:`time.monotonic`. A run in one process stops before its next batch and discards the round;
+            others start no further round.
         within: likewise, seconds after this process's first batch, once some batches are timed.
     """
 
@@ -42,10 +42,12 @@ class Pause:
 
 
 class Progress:
-    """A run's progress; this base class prints nothing."""
+    """Reports progress; this base class prints nothing.
+
+    ``hear``: called with every round's line after it is written and shown; an exception ends the run.
+    """
 
     hear: Hear | None = None
-    """Called with every round's line after it is written and shown; an exception ends the run."""
 
     def note(self, text: str, level: str = log.INFO) -> None:
         """Print one line."""

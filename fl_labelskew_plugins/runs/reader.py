@@ -22,7 +22,7 @@ class RunFile(BaseModel):
 
 
 class Environment(RunFile):
-    """``environment.json``: method, data and machine."""
+    """``environment.json``."""
 
     run: str = ""
     data: str | None = None
@@ -65,7 +65,7 @@ class RunReader:
 
     @property
     def sections(self) -> dict[str, dict[str, Any]]:
-        """The recipe file, section to keys; needs no plugins."""
+        """The recipe's sections and keys, without its plugins."""
         try:
             content, _ = yaml.read(yaml.text_of(self.recipe))
         except yaml.YamlError as error:
@@ -91,17 +91,17 @@ class RunReader:
 
     @property
     def environment(self) -> dict[str, Any]:
-        """The content of :class:`Environment`; empty before the run begins."""
+        """The content of ``environment.json``; empty before the run begins."""
         return self._content("environment.json", Environment)
 
     @property
     def results(self) -> dict[str, Any]:
-        """The content of :class:`Summary`; empty before the run's end."""
+        """The content of ``summary.json``; empty before the run's end."""
         return self._content("summary.json", Summary)
 
     @property
     def partition(self) -> dict[str, Any]:
-        """The content of :class:`Partition`; empty if no single process knows it."""
+        """The content of ``partition.json``; empty if no single process knows it."""
         return self._content("partition.json", Partition)
 
     @property
@@ -111,7 +111,7 @@ class RunReader:
 
     @property
     def class_names(self) -> list[str]:
-        """One name for each of the ``C`` classes; empty before the run begins."""
+        """Empty before the run begins."""
         return [*self.environment.get("class_names", [])]
 
     def _content(self, name: str, kind: type[RunFile]) -> dict[str, Any]:
@@ -129,5 +129,5 @@ class RunReader:
 
     @staticmethod
     def damaged(file: Path, reason: str = "unexpected content") -> LabelSkewError:
-        """The error for a damaged file of the folder."""
+        """The error for a damaged file."""
         return mistake(clean(file, 4096), f"is damaged: {reason}", "the folder as the run has written it")

@@ -1,4 +1,4 @@
-"""A run in progress and its results."""
+"""The state of a run in progress, and its results."""
 
 import contextlib
 import csv
@@ -39,12 +39,12 @@ from fl_labelskew_plugins.runs.tracking import Trackers
 
 
 class Record:
-    """The state of a run for its runtime.
+    """The state of a run, see also :class:`.Checkpoint`.
 
     Attributes:
-        next_round: number of complete rounds; other state as in :class:`.Checkpoint`.
+        next_round: number of complete rounds.
         confusion: ``(C, C)``, of this process's last test on the global test set.
-        test_samples: number for each client in its last test; or empty.
+        test_samples: of each client in its last test; or empty.
         cut: whether the run stops within a round, which is repeated when it resumes.
     """
 
@@ -52,8 +52,7 @@ class Record:
         self, session: Session, folder: RunFolder, progress: Progress, *, resume: bool, pause: Pause | None = None
     ) -> None:
         recipe = session.recipe
-        # frees the weights of round 0
-        self.session = replace(session, start=forms(session.start))
+        self.session = replace(session, start=forms(session.start))  # frees the weights of round 0
         self.folder, self.progress, self.pause = folder, progress, pause
         begun = folder.load_checkpoint(session.trainer.device) if resume else None
         if begun is not None:
@@ -82,7 +81,7 @@ class Record:
 
     @property
     def seconds(self) -> float:
-        """Duration of the run so far, including earlier processes."""
+        """Duration so far, including earlier processes."""
         return self._seconds + time.perf_counter() - self._begun
 
     @property
@@ -97,7 +96,7 @@ class Record:
 
     @contextlib.contextmanager
     def tracked(self) -> Iterator[None]:
-        """Report the run in the block to its trackers."""
+        """Report the run in the block to trackers."""
         state = status.FAILED
         try:
             self._trackers.begin(self.folder, self.next_round)
@@ -167,7 +166,7 @@ class Record:
         self._trackers.finish(result)
 
     def _best_so_far(self) -> float:
-        """The best accuracy of the complete rounds, or -1 without a test; remove a best model of another round."""
+        """The best accuracy of complete rounds, -1 without a test; remove a best model of another round."""
         lines, file = self.folder.lines, self.folder.best
         line, metadata = best_test(lines), model_file.read_metadata(file)
         if line is None or metadata is None or metadata.round != line["round"] + 1:

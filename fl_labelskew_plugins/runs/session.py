@@ -1,4 +1,4 @@
-"""Build the objects of a run from its recipe. Imports no host."""
+"""Build the objects of a run from its recipe."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 
 OWN = "own"
-"""Group of a client's state with its model, in a reference run with local models."""
+"""Group of a client's state with its model, for the reference ``local``."""
 
 
 class ClientIndices(Mapping[int, Tensor]):
@@ -68,7 +68,6 @@ class Session:
 
     Args:
         clients: the samples of each client; None if each silo knows only its own.
-        class_names: one for each of the ``C`` classes.
         start: the state dict of round 0; a record keeps only shapes and dtypes.
         sizes: training samples of each client; 0 if unknown.
         counts: ``(K, C)`` training samples per client and class, on the device; None if unknown.
@@ -94,12 +93,12 @@ class Session:
     std: tuple[float, ...] | None = None
 
     def openings(self) -> Iterator[Contribution]:
-        """Yield every client's part of the opening exchange, if any."""
+        """All clients' parts of the opening exchange, if there is one."""
         if self.sums is not None or self.method.uses("opening"):
             yield from map(self.opening, range(self.federation.num_clients))
 
     def opening(self, client: int) -> Contribution:
-        """A client's part of the opening exchange; raises RunError for unannounced tensors."""
+        """A client's part; raises RunError for unannounced tensors."""
         tensors = Turn(self.trainer, client).opening()
         shapes = self.method.opening_shapes(self.federation)
         check_extra(tensors, shapes, where=f"opening of {self.trainer.name(client)}")
@@ -109,7 +108,7 @@ class Session:
         return Contribution(client, tensors)
 
     def reported_tests(self, client: int) -> int:
-        """Number of test samples on which a client reports its accuracy."""
+        """Test samples on which a client reports its accuracy."""
         reports = self.recipe.comm.send_measures and self.recipe.validation.per_client
         return len(self.trainer.test_indices[client]) if reports else 0
 
@@ -122,16 +121,10 @@ class Session:
         noise = None
         if privacy.noise_multiplier is not None and privacy.clip is not None:
             noise = (privacy.noise_multiplier, privacy.clip, fewest_summed(self.recipe))
-        return Sums(
-            self.trainer,
-            self.start,
-            bits=comm.secure_bits,
-            clip=comm.largest_change,
-            noise=noise,
-        )
+        return Sums(self.trainer, self.start, bits=comm.secure_bits, clip=comm.largest_change, noise=noise)
 
     def admit(self, client: int, samples: int, counts: Sequence[int] | None) -> None:
-        """Register a client with its training samples, in total and per class."""
+        """Store a client's training samples, in total and per class."""
         self.sizes[client] = samples
         if self.counts is not None and counts is not None:
             self.counts[client] = torch.tensor(counts)
@@ -162,7 +155,7 @@ class Session:
 
 
 def of_classes(names: Sequence[str], counts: Tensor | None, samples: int) -> str:
-    """Training samples and classes in words, from ``counts`` ``(K, C)``; ``samples``: 0 if unknown."""
+    """Samples and classes in words, from ``counts`` ``(K, C)``; ``samples``: 0 if unknown."""
     held = list(names)
     if counts is not None and len(counts):
         held = [name for name, some in zip(names, counts.sum(0).tolist(), strict=True) if some]
@@ -197,7 +190,7 @@ def check_form(recipe: Recipe, data: Data) -> None:
 
 
 def data_folder(recipe: Recipe) -> Path | None:
-    """The data folder in the recipe, if any."""
+    """The recipe's data folder, if any."""
     folder = recipe.data.data_cache_dir
     return None if folder is None else Path(folder).expanduser()
 
@@ -244,7 +237,7 @@ def pooled(clients: Clients) -> Clients:
 
 
 def steps(recipe: Recipe, sizes: Sequence[int]) -> int:
-    """Mean number of a round's training steps, of all its clients; ``sizes``: clients' training samples."""
+    """Mean number of training steps of all clients of a round; ``sizes``: training samples of each client."""
     train = recipe.train
     every = sum(train.epochs * math.ceil(size / train.batch_size) for size in sizes)
     return max(1, round(every * train.clients_per_round / train.client_num_in_total))
@@ -276,11 +269,11 @@ def assemble(
     names: Mapping[int, str] | None = None,
     steps: int | None = None,
 ) -> Session:
-    """Build network and trainer for some or all clients of a federation.
+    """Build network and trainer for some or all clients.
 
-    ``data``: samples of these clients, and test samples; either part may be empty. ``train`` and ``test``: indices of
-    these clients' samples. ``sizes``: training samples of all clients, 0 if unknown. ``federation``: default: from the
-    data. ``secret``: seed of a silo's privacy noise. ``steps``: a client's training steps per round, instead of epochs.
+    ``train``, ``test``: indices of these clients' samples in ``data``. ``sizes``: training samples of all clients, 0 if
+    unknown. ``federation``: default: from the data. ``secret``: seed of a silo's privacy noise. ``steps``: a client's
+    training steps per round, instead of epochs.
     """
     device = devices.device(recipe)
     fixed = recipe.device.threads or threads.chosen_by_user()
@@ -348,13 +341,13 @@ def assemble(
 
 
 def local_settings(train: TrainArgs, device: DeviceArgs) -> LocalSettings:
-    """A recipe's settings of local training."""
+    """Settings of local training."""
     both = train.model_dump() | device.model_dump()
     return LocalSettings(**{k: v for k, v in both.items() if k in LocalSettings.__dataclass_fields__})
 
 
 def loader_workers(recipe: Recipe, device: torch.device) -> int:
-    """Processes that decode pictures: half of the cores, or with a GPU all but one; at most 16."""
+    """Processes that decode pictures; default: half of the cores, or with a GPU all but one, at most 16."""
     if recipe.device.loader_workers is not None:
         return recipe.device.loader_workers
     place = place_on_node() or mpi_rank()
@@ -363,7 +356,7 @@ def loader_workers(recipe: Recipe, device: torch.device) -> int:
 
 
 def refuse_host_switches(recipe: Recipe) -> None:
-    """Raise LabelSkewError if FedML's attacks, defences or privacy are on and would miss tensors other than weights."""
+    """Raise LabelSkewError if FedML's attacks, defences or privacy are on, but clients send more than weights."""
     on = recipe.host_switches
     if not on:
         return

@@ -1,6 +1,6 @@
-"""The status of a run in a small file in its folder, without a network port.
+"""The status of a run in a file of its folder.
 
-The process that holds the folder updates it when a run begins and ends, as a server of silos every second.
+The process that holds the folder writes it when the run begins and ends, a server of silos also every second.
 """
 
 import contextlib
@@ -23,8 +23,7 @@ NAME = "status.json"
 EVERY_S = 1.0
 WAITING, RUNNING, FINISHED, PAUSED, STOPPED = "waiting for silos", "running", "finished", "paused", "stopped"
 FAILED, DIVERGED = "failed", "diverged"
-NOT_BEGUN, UNREADABLE = "not begun", "unreadable"
-"""Further states, of planned runs."""
+NOT_BEGUN, UNREADABLE = "not begun", "unreadable"  # of planned runs
 ORDER = (FINISHED, RUNNING, WAITING, PAUSED, STOPPED, FAILED, DIVERGED, UNREADABLE, NOT_BEGUN)
 DAMAGED = "was changed or damaged; remove it, and a run in progress writes it again"
 OVER = (FINISHED, PAUSED, STOPPED, FAILED, DIVERGED)
@@ -32,14 +31,14 @@ OVER = (FINISHED, PAUSED, STOPPED, FAILED, DIVERGED)
 
 @dataclass
 class Silo:
-    """A silo in the server's status; times are UTC, rounds count from 1.
+    """A silo in the server's status.
 
     Args:
         name: of its own file, if any.
-        since: when it connected or left.
+        since: time in UTC of its connection or end.
         left_out: whether rounds do not wait for it.
-        turned_away: the reason, if it was rejected.
-        upload: time, round and bytes of the last one.
+        turned_away: reason of a rejection.
+        upload: time, round (from 1) and bytes of the last upload.
         bytes_in, bytes_out: since the server started.
     """
 
@@ -82,7 +81,7 @@ class Silos:
                 silo.bytes_out += line["bytes"]
 
     def due(self) -> bool:
-        """Whether to write the silos; True at most once a second."""
+        """True at most once a second."""
         if time.monotonic() - self._written < EVERY_S:
             return False
         self._written = time.monotonic()
@@ -91,7 +90,7 @@ class Silos:
     def rows(
         self, present: Collection[int], away: Collection[int], turned: Mapping[int, str], excluded: Collection[int]
     ) -> list[dict[str, Any]]:
-        """All silos, given clients that are connected, not waited for, rejected with a reason, or excluded."""
+        """All silos, from the clients that are connected, not waited for, rejected (with reasons) and excluded."""
         with self._lock:
             for client, silo in enumerate(self._silos):
                 silo.connected, silo.left_out = client in present, client in away
@@ -101,7 +100,7 @@ class Silos:
 
 
 def names(files: Sequence[str], count: int) -> list[str]:
-    """Names of the silos' own files, without folder and suffix."""
+    """Names of silos' own files, without folder and suffix."""
     return [clean(Path(file).stem, 40) for file in files] or [""] * count
 
 
@@ -128,7 +127,7 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def read_planned(folder: Path) -> dict[str, Any]:
-    """A planned run's status, at least ``run`` and ``state``, even if it is damaged."""
+    """A planned run's status, with ``run`` and ``state`` even if it is damaged."""
     try:
         if not any((folder / name).exists() for name in (NAME, "recipe.yaml")):
             holder = locks.held_by(folder)

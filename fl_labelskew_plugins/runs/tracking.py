@@ -20,14 +20,11 @@ from fl_labelskew_plugins.recipe.mistakes import failure
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.runs.folder import RunFolder
 
-LOG = "trackers.log"
-"""Tracebacks of failed trackers."""
+LOG = "trackers.log"  # tracebacks
 PATIENCE_S = {"begin": 120.0, "on_round": 30.0, "finish": 600.0, "close": 60.0}
-"""Seconds that a run waits for each hook."""
-COUNTED = ("clients", "left_out", "opening_left_out")
-"""Lists that are reported by their lengths."""
-MAX_LIST = 100
-"""Longer lists are skipped."""
+"""Maximum duration of each hook."""
+COUNTED = ("clients", "left_out", "opening_left_out")  # lists that are reported by their lengths
+MAX_LIST = 100  # longer lists are skipped
 
 
 class Trackers:

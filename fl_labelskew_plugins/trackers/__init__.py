@@ -1,4 +1,1 @@
-"""Trackers that show a run during training; imported only if a recipe names them.
-
-May import params and machine.
-"""
+"""Trackers, imported only if a recipe names them. May import params and machine."""

@@ -28,8 +28,7 @@ QUIET = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "15",
 }
-"""Defaults of the environment: allow runs in a folder (MLflow 3), send no telemetry, and give up soon on a missing
-server."""
+"""Defaults of the environment: runs in a folder (MLflow 3), no telemetry, and a short wait for a missing server."""
 STATES = {"finished": "FINISHED", "failed": "FAILED"}
 
 
@@ -100,7 +99,6 @@ class MLflow(Tracker):
         self._client.log_artifact(self._run, str(model))
 
     def close(self, run: TrackedRun, state: str) -> None:
-        """End the run; a resumed one runs again."""
         self._client.set_terminated(self._run, STATES.get(state, "KILLED"))
 
     def _log(self, numbers: Mapping[str, float], step: int) -> None:

@@ -11,7 +11,7 @@ from pydantic import Field
 from fl_labelskew_plugins import params
 
 QUIET = {"WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false", "PYTHONWARNINGS": "ignore"}
-"""Defaults of the environment: no output, and no error reports to W&B."""
+"""Defaults of the environment."""
 
 
 class WandB(Tracker):
@@ -58,7 +58,6 @@ class WandB(Tracker):
             self.on_round(run, line)
 
     def on_round(self, run: TrackedRun, line: Mapping[str, float]) -> None:
-        """Add a point to each curve, over ``round``, from 1."""
         self._run.log({name.replace(".", "/"): value for name, value in line.items()} | {"round": line["round"] + 1})
 
     def finish(self, run: TrackedRun, summary: Mapping[str, float], pictures: Sequence[Path], model: Path) -> None:
@@ -69,5 +68,4 @@ class WandB(Tracker):
         self._run.summary.update({**summary})
 
     def close(self, run: TrackedRun, state: str) -> None:
-        """End the run; only a failed one has an exit code."""
         self._run.finish(exit_code=int(state == "failed"))

@@ -1,1 +1,1 @@
-"""Generate a starting folder for the user's own data or method; ``labelskew new`` uses it."""
+"""Folders that ``labelskew new`` generates for the user's own data or method."""

@@ -35,12 +35,12 @@ MAX_VALUES = 20
 
 @dataclass(frozen=True)
 class OwnData:
-    """The user's own data, or the form of data that are elsewhere.
+    """The user's own data.
 
     Args:
         path: absolute; None: the data are elsewhere.
         args: the data set's parameters.
-        shape: of a sample at the network's input.
+        shape: of a sample.
         groups: names in the order of the groups' numbers; of pictures, also the folders in ``path``.
         samples: number of training samples; 0 if unknown.
         moments: of each channel or feature, if known.
@@ -58,9 +58,9 @@ class OwnData:
 
 
 def described(classes: Sequence[str], size: int, columns: str | None, label: str | None) -> OwnData:
-    """Describe pictures of ``size`` pixels, or a table, that are elsewhere; raise MistakesError with all mistakes.
+    """Describe data that are elsewhere: pictures of ``size`` pixels, or a table; raise MistakesError for mistakes.
 
-    ``columns``: a table's features, such as ``age,bmi=10..60,sex=f/m``.
+    ``columns``: features, such as ``age,bmi=10..60,sex=f/m``.
     """
     if columns is None:
         if label is not None:
@@ -109,7 +109,7 @@ def _range_moments(low: float, high: float) -> tuple[float, float]:
 
 
 def look(path: Path, label: str | None = None, group: str | None = None, classes: Sequence[str] = ()) -> OwnData:
-    """Inspect a folder of pictures, an ``.npz`` file or a table; raise LabelSkewError for other data.
+    """Inspect data of :data:`KINDS`; raise LabelSkewError for other data.
 
     ``label``, ``group``: a table's columns; default: the only one with a usual name.
     """
@@ -149,7 +149,7 @@ def _pictures(path: Path, classes: Sequence[str]) -> OwnData:
 
 
 def _sampled(path: Path, files: Sequence[Path]) -> tuple[float, int]:
-    """Median of the shorter sides of some pictures, in pixels, and their channels."""
+    """Median of the shorter sides, in pixels, and channels."""
     from PIL import Image
 
     sides, modes = [], set()

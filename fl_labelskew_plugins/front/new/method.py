@@ -1,4 +1,4 @@
-"""Generate the package of a method: the example ``third_party_method`` under another name."""
+"""Generate a method's package from the example ``third_party_method``."""
 
 import re
 from importlib.util import find_spec

@@ -1,4 +1,4 @@
-"""Generate the folders of ``labelskew new`` for the user's own data."""
+"""Generate recipes for the user's own data."""
 
 import json
 import os
@@ -58,8 +58,8 @@ def simulation(data: OwnData, out: Path) -> list[str]:
 def federation(data: OwnData, out: Path, silos: int | None, *, secure: bool = False) -> list[str]:
     """Write a federation's recipe, and a file for each silo; return the next commands.
 
-    Each group is a silo; without groups, each silo has all of the data. Raise LabelSkewError if ``out`` is not new or
-    empty, or the data do not fit ``silos`` or ``secure``.
+    Each group is a silo; without groups, each silo has all of the data. Raise LabelSkewError for an unsuitable folder,
+    or data that do not fit ``silos`` or ``secure``.
     """
     names, where = data.groups if len(data.groups) > 1 else [], clean(data.path)
     if names and silos not in (None, len(names)):
@@ -149,7 +149,7 @@ def _normalisation(data: OwnData) -> dict[str, Any]:
 
 
 def file_names(names: Sequence[str]) -> list[str]:
-    """Valid file names without ending; all different, also if case is ignored.
+    """Valid file names, all different, also if case is ignored.
 
     >>> file_names(["St. Mary's", "north", "../North", "federation", "*", "x-8", "x", "x?"])
     ['St.-Mary-s', 'north', 'North-3', 'federation-4', 'silo-5', 'x-8', 'x', 'x-8-8']
@@ -165,7 +165,7 @@ def file_names(names: Sequence[str]) -> list[str]:
 
 
 def _new_folder(data: OwnData, out: Path) -> AbstractContextManager[Path]:
-    """The new folder; inside the pictures, it would be read as a class."""
+    """The new folder; inside the pictures it would be a class."""
     if data.dataset == "image_folder" and data.path is not None and out.resolve().is_relative_to(data.path.resolve()):
         raise mistake(clean(out), "is inside the data", "a folder outside of them")
     return whole(out)
@@ -208,7 +208,7 @@ def _training(data: OwnData, clients: int, recipe: str) -> Iterator[Section]:
 
 
 def _places(data: OwnData, stems: Sequence[str], part: Path, out: Path) -> Iterator[str]:
-    """The path of each silo's data; rows are written to ``part``, which becomes ``out``."""
+    """Paths of the silos' data; their rows are written to ``part``, which becomes ``out``."""
     if data.path is None or len(data.groups) < 2:
         yield from [str(data.path or "")] * len(stems)
     elif data.dataset == "image_folder":
@@ -221,7 +221,7 @@ def _places(data: OwnData, stems: Sequence[str], part: Path, out: Path) -> Itera
 
 
 def _split_archive(data: OwnData, source: Path, paths: Sequence[Path]) -> Iterator[Path]:
-    """Write each group's samples as an archive; a group without a test part has only ``x`` and ``y``."""
+    """Write each group's archive; without a test part, it has only ``x`` and ``y``."""
     arrays = read_archive(source, KNOWN)
     train = "_train" if "x_train" in arrays else ""
     labels = arrays[f"y{train}"]  # if they are names, a silo may lack some, so its archive lists all names

@@ -1,7 +1,4 @@
-"""Checks of hooks' return values, and of the state they leave, by types and shapes.
-
-Fast enough for each batch; runs and plugin tests call :func:`problem`.
-"""
+"""Checks of hooks' return values and state, by types and shapes; fast enough for each batch."""
 
 import inspect
 import re
@@ -13,8 +10,7 @@ from typing import Any, get_args, get_origin
 
 from fl_labelskew_registry.contracts import Method
 
-TERM = re.compile(r"[A-Za-z0-9._+-]{1,40}")
-"""Valid names of loss terms, which appear in files and on terminals."""
+TERM = re.compile(r"[A-Za-z0-9._+-]{1,40}")  # names of loss terms, which appear in files and on terminals
 Check = Callable[..., str]
 
 
@@ -52,7 +48,7 @@ def described(value: object) -> str:
 
 @cache
 def _annotated(contract: type, hook: str) -> tuple[Any, str]:
-    """Annotated return type of a hook, and its text; the type is None if any value is valid."""
+    """Return type of a hook, and its text; None if any value is valid."""
     from torch import Tensor, nn
 
     if hook in ("features", "forward"):  # of a network's module
@@ -78,7 +74,7 @@ def _fits(value: Any, annotation: Any) -> bool:
 
 
 def _wrong_entry(value: Any, annotation: Any) -> str:
-    """The first entry of a mapping with a wrong type, such as ``a float as 'n'``; empty if all are right."""
+    """The first entry with a wrong type, such as ``a float as 'n'``, if any."""
     if not isinstance(value, Mapping) or get_origin(annotation) not in (dict, Mapping):
         return ""
     name_type, entry_type = get_args(annotation)
@@ -113,7 +109,7 @@ def _loss(plugin: object, terms: Any, *__: Any) -> str:
 
 
 def _sent(announcing: str) -> Check:
-    """A check of tensors to send; the hook ``announcing`` returns their shapes."""
+    """A check of tensors to send, by the shapes that the hook ``announcing`` returns."""
 
     def check(plugin: Any, answer: Any, client: Any) -> str:
         announced = getattr(plugin, announcing)(client.federation) if answer else {}
@@ -149,7 +145,7 @@ SHAPES: dict[str, Callable[..., tuple[int, ...]]] = {
     "features": lambda module, inputs: (len(inputs), module.classifier.in_features),
     "forward": lambda module, inputs: (len(inputs), module.classifier.out_features),
 }
-"""Hooks that return one tensor, and a function of the plugin and the hook's arguments that gives its shape."""
+"""Shapes of hooks that return one tensor, from the plugin and the hook's arguments."""
 CHECKS: dict[str, Check] = {
     "stages": _stages,
     "terms": _terms,
@@ -159,4 +155,4 @@ CHECKS: dict[str, Check] = {
     "build": _build,
     "load": _load,
 }
-"""Further checks of hooks; each receives the plugin, the answer and the hook's arguments."""
+"""Further checks, of the plugin, the answer and the hook's arguments."""

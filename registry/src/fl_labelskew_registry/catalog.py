@@ -31,7 +31,7 @@ HOOKS = {contract: hooks(contract) for contract in CONTRACTS.values()}
 
 @dataclass(frozen=True, order=True)
 class Entry:
-    """One registered plugin: its ``name`` in recipes, its ``distribution`` and its ``target``."""
+    """One registered plugin; ``name``: in recipes."""
 
     name: str
     distribution: str
@@ -52,8 +52,7 @@ def entries(kind: Kind) -> list[Entry]:
 
 @cache
 def _entries(installed: tuple[tuple[str, int], ...]) -> dict[str, list[Entry]]:
-    # stevedore's list_entry_points loses the distribution of an entry point. The set removes duplicates: an editable
-    # install can be visible through two metadata folders.
+    # stevedore's list_entry_points loses distributions; an editable install can have two metadata folders
     points = entry_points()
     return {
         kind: sorted({Entry(e.name, _distribution(e.dist), e.value) for e in points.select(group=namespace(kind))})
@@ -69,16 +68,13 @@ def _distribution(distribution: Distribution | None) -> str:
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """`` (nearest: x)``, or an empty string if no known name is close."""
+    """`` (nearest: x)``, if a known name is close."""
     close = get_close_matches(name.lower(), known, n=1)
     return f" (nearest: {close[0]})" if close else ""
 
 
 def misplaced(kind: Kind, name: str | None = None) -> list[str]:
-    """A line for each plugin in a non-existent ``fl_labelskew`` group, without importing plugins.
-
-    ``kind``: only plugins that were probably meant for this kind; ``name``: instead only plugins with this name.
-    """
+    """A line for each plugin in a non-existent group: those with this ``name``, or else probably of this ``kind``."""
     lines = set()
     for entry in {point for distribution in distributions() for point in distribution.entry_points}:
         prefix, _, group = entry.group.partition(".")
@@ -98,7 +94,7 @@ def load(kind: Kind, name: str) -> Any:
     """The class registered under ``name``.
 
     Raises:
-        PluginError: unknown or ambiguous name, failed import, or violated contract; the message names the distribution.
+        PluginError: unknown or ambiguous name, failed import, or violated contract.
     """
     found = [entry for entry in entries(kind) if entry.name == name]
     if not found:
@@ -110,7 +106,7 @@ def load(kind: Kind, name: str) -> Any:
         claims = " and ".join(f"{e.distribution} ({e.target})" for e in found)
         raise PluginError(f"name '{name}' in {kind} is claimed by {claims}; uninstall one of them")
     source = f"{kind[:-1]} '{name}' of distribution {first.distribution} ({first.target})"
-    # The keys of stevedore's disk cache have a resolution of two minutes: it would not find a plugin installed since.
+    # stevedore's disk cache, with a resolution of two minutes, may not have a newly installed plugin
     DriverManager.ENTRY_POINT_CACHE[namespace(kind)] = [EntryPoint(name, first.target, namespace(kind))]
     try:
         plugin = DriverManager(namespace(kind), name).driver
@@ -135,10 +131,7 @@ def _check(kind: Kind, plugin: Any, source: str) -> None:
 
 
 def _misspelt(plugin: type, contract: type) -> str:
-    """Error message for the first public name that is close to a name of the contract; empty if there is none.
-
-    The contract would never use it. A class that defines both names probably means both.
-    """
+    """Error message for the first name that is close to one of the contract; a class that defines both means both."""
     members = {name: callable(value) for name, value in vars(contract).items() if not name.startswith("_")}
     defined = _defined(plugin, contract)
     for name, value in defined.items():
@@ -156,7 +149,7 @@ def _misspelt(plugin: type, contract: type) -> str:
 
 
 def _incompatible(plugin: type, contract: type) -> str:
-    """Error message for the first hook with an incompatible signature; empty if there is none."""
+    """Error message for the first hook with an incompatible signature."""
     for name, value in _defined(plugin, contract).items():
         hook = vars(contract).get(name)
         if name.startswith("_") or not inspect.isfunction(hook):

@@ -5,16 +5,18 @@ from typing import TypeVar
 
 
 class LabelSkewError(Exception):
-    """A user's mistake, see :func:`mistake`. The command line prints it without a traceback and exits with code 2."""
+    """A user's mistake, see :func:`mistake`; the command line prints it without a traceback.
+
+    ``frames``: traceback lines of a plugin author's code; ``public``: the message for other machines, see
+    :func:`shareable`.
+    """
 
     exit_code = 2
     frames = ""
-    """Lines of a traceback, limited to the plugin author's code, if that code raised the error."""
     public = ""
-    """Message that other machines may receive, see :func:`shareable`; empty: none."""
 
     def shown(self) -> str:
-        """Text for the command line: a line for each mistake, and the frames."""
+        """Text for the command line."""
         lines = self.mistakes if isinstance(self, MistakesError) else [" ".join(str(self).split())]
         text = "\n".join(f"error: {line}" for line in lines)
         return f"{text}; traceback of its own code:\n{self.frames}" if self.frames else text
@@ -29,11 +31,11 @@ class MistakesError(LabelSkewError):
 
 
 class PluginError(LabelSkewError):
-    """A plugin that is unknown, ambiguous, or cannot be loaded."""
+    """An unknown, ambiguous or broken plugin."""
 
 
 def mistake(where: object, what: str, use: str) -> LabelSkewError:
-    """A user's mistake in one line: its place, the problem, and what to use instead.
+    """A mistake in one line: place, problem, and correction.
 
     >>> raise mistake("data/train.csv", "has label 12", "labels from 0 to 9")
     Traceback (most recent call last):
@@ -43,7 +45,7 @@ def mistake(where: object, what: str, use: str) -> LabelSkewError:
 
 
 class RunError(LabelSkewError):
-    """A run that cannot continue, for example because training diverged. Exit code 1."""
+    """A run that cannot continue, for example because training diverged."""
 
     exit_code = 1
 
@@ -52,9 +54,7 @@ Error = TypeVar("Error", bound=LabelSkewError)
 
 
 def shareable(error: Error, text: str = "") -> Error:
-    """Give the error a message for other machines: ``text``, or its own if that contains no value of local data.
-
-    A silo sends its server only this message.
+    """Give the error the message that a silo sends its server: ``text``, or its own if that has no values of data.
 
     >>> shareable(RunError("labels.csv: 12 rows are without a label"), "rows are without a label").public
     'rows are without a label'

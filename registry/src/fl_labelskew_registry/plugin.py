@@ -4,10 +4,7 @@ from typing import Any, ClassVar
 
 
 class Plugin:
-    """Base of all contracts.
-
-    A plugin for recipes needs ``Params``, possibly empty. A class whose objects are created in Python may omit it.
-    """
+    """Base of all contracts; plugins for recipes need ``Params``, possibly empty."""
 
     Params: ClassVar[type[Any]]
 
@@ -22,5 +19,5 @@ class Plugin:
 
 
 def hooks(contract: type[Plugin]) -> tuple[str, ...]:
-    """Names of a contract's hooks, which are its public functions."""
+    """Names of a contract's hooks: its public functions."""
     return tuple(name for name, hook in vars(contract).items() if callable(hook) and not name.startswith("_"))

@@ -1,4 +1,4 @@
-"""Checks for plugin tests: each calls the hooks of a class with tiny data, as a run does.
+"""Checks for plugin tests: each calls a class's hooks with tiny data.
 
 >>> from fl_labelskew_registry import Method
 >>> class Plain(Method):
@@ -41,12 +41,9 @@ FEDERATION = Federation(
 
 
 def check_method(kind: type[Method], params: Any = None) -> None:
-    """Call each hook of a method for two rounds of a client that lacks a class.
+    """Call each hook of a method for two rounds of a client that lacks a class; raises AssertionError.
 
     ``params``: default: ``kind.Params()``.
-
-    Raises:
-        AssertionError: a hook violated its contract; the message names the hook.
     """
     import torch
 
@@ -83,7 +80,7 @@ def check_method(kind: type[Method], params: Any = None) -> None:
 
 
 def check_optimizer(kind: type[Optimizer], params: Any = None) -> None:
-    """Call the hooks of an optimiser that need no training, and its server step; arguments as in check_method."""
+    """Call the hooks of an optimiser that need no training; as :func:`check_method`."""
     import torch
 
     optimizer, old = kind(params), {"w": torch.zeros(2), "steps": torch.tensor(3)}
@@ -95,7 +92,7 @@ def check_optimizer(kind: type[Optimizer], params: Any = None) -> None:
 
 
 def check_network(kind: type[data.Network], params: Any = None, *, shape: Sequence[int] = (1, 8, 8)) -> None:
-    """Build a network for samples of ``shape`` and check its features and logits; arguments as in check_method."""
+    """Build a network for samples of ``shape``; check features and logits as :func:`check_method`."""
     import torch
 
     module, x = _call(kind(params), "build", tuple(shape), CLASSES), torch.randn(SAMPLES, *shape)
@@ -105,14 +102,14 @@ def check_network(kind: type[data.Network], params: Any = None, *, shape: Sequen
 
 
 def check_dataset(kind: type[data.Dataset], params: Any = None, *, folder: Any = None) -> None:
-    """Read a data set from ``folder``; arguments as in check_method."""
+    """Read a data set from ``folder``; as :func:`check_method`."""
     made = kind(params).load(folder, download=False, seed=0)
     wrong = problem(None, data.Dataset, "load", made)
     assert not wrong, f"{kind.__name__}.load {wrong}"
 
 
 def check_partition(kind: type[data.Partitioner], params: Any = None, *, clients: int = 3, classes: int = 4) -> None:
-    """Divide 60 samples twice with one seed; require equal, disjoint, non-empty parts; arguments as in check_method."""
+    """Divide 60 samples twice with one seed; require equal, disjoint, non-empty parts, as :func:`check_method`."""
     import numpy as np
 
     labels, groups = np.arange(60) % classes, np.arange(60) % clients
