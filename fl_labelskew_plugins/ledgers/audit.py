@@ -42,28 +42,16 @@ MESSAGES_PER_MINUTE = 1200
 class Audit:
     """A process's audit log; thread-safe, and never raises an error.
 
-    Args:
-        warn: called once if the log cannot be written.
-        max_bytes: approximate maximum size of a file.
-        observe: called with each line.
-        digests: whether lines of messages have a SHA-256.
+    ``observe``: called with each line; ``digests``: whether lines of messages have a SHA-256.
     """
 
     def __init__(
-        self,
-        warn: Callable[[str], None] = log.warn,
-        *,
-        max_bytes: int = MAX_FILE_BYTES,
-        observe: Callable[[Mapping[str, Any]], None] = lambda line: None,
-        digests: bool = True,
+        self, *, observe: Callable[[Mapping[str, Any]], None] = lambda line: None, digests: bool = True
     ) -> None:
-        self.last = ""
-        """SHA-256 of the last written line; empty for an empty log."""
-        self.digests = digests
-        self._warn, self._max_bytes, self._observe = warn, max_bytes, observe
+        self.last = ""  # SHA-256 of the last written line
+        self.digests, self._observe = digests, observe
         self._folder: Path | None = None
-        self._file = -1
-        self._size = 0
+        self._file, self._size = -1, 0
         self._waiting: deque[dict[str, Any]] = deque(maxlen=MAX_WAITING)
         self._lost, self._lost_since, self._warned = 0, "", False
         self._cut: dict[str, Any] = {}
@@ -152,7 +140,7 @@ class Audit:
             if not self._warned:
                 self._warned = True
                 text = f"cannot be written: {error.strerror}; the run continues, and the log will list missing lines"
-                self._warn(f"{self._folder}/{NAME}: {text}")
+                log.warn(f"{self._folder}/{NAME}: {text}")
         except BaseException:  # Ctrl-C within a line: the file is read again before the next one
             self._close_file()
             raise
@@ -165,7 +153,7 @@ class Audit:
 
     def _write(self, facts: Mapping[str, Any]) -> None:
         text = json.dumps({"time": utc(), **facts, "before": self.last}, ensure_ascii=False).encode()
-        if self._size and self._size + len(text) >= self._max_bytes:
+        if self._size and self._size + len(text) >= MAX_FILE_BYTES:
             self._rotate()
         rest = memoryview(text + b"\n")
         while rest:

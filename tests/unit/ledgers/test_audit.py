@@ -14,8 +14,8 @@ from fl_labelskew_plugins.ledgers.audit import NAME, Audit
 from fl_labelskew_plugins.runs.folder import RunFolder
 
 
-def write(folder, count=5, **options):
-    log = Audit(**options)
+def write(folder, count=5):
+    log = Audit()
     log.open(folder, "server")
     for number in range(count):
         log.note("sent", rank=1, kind="TRAIN", round=number, bytes=100)
@@ -94,9 +94,10 @@ def test_a_missing_end_is_detected_with_the_last_digest(tmp_path):
     assert "no line has the SHA-256" in message(lambda: audit.verify(tmp_path, last), kind=RunError)
 
 
-def test_the_log_continues_after_a_restart_and_in_a_new_file(tmp_path):
+def test_the_log_continues_after_a_restart_and_in_a_new_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(audit, "MAX_FILE_BYTES", 2000)
     for _ in range(3):
-        write(tmp_path, 20, max_bytes=2000)
+        write(tmp_path, 20)
     names = [path.name for path in audit.files(tmp_path)]
     assert names[:2] == ["audit-000001.jsonl", "audit-000002.jsonl"]
     assert names[-1] == NAME
@@ -141,7 +142,8 @@ def test_a_full_disk_is_one_warning_and_the_log_records_the_gap(tmp_path, monkey
         return written
 
     monkeypatch.setattr(audit.os, "write", write_what_fits)
-    log = Audit(said.append)
+    monkeypatch.setattr(audit.log, "warn", said.append)
+    log = Audit()
     log.open(tmp_path, "server")
     room[0] = 30  # the next line is cut in half
     for number in range(4):
@@ -159,9 +161,10 @@ def test_a_full_disk_is_one_warning_and_the_log_records_the_gap(tmp_path, monkey
     assert audit.verify(tmp_path).missing == 4
 
 
-def test_a_folder_that_cannot_be_written_ends_nothing(tmp_path):
+def test_a_folder_that_cannot_be_written_ends_nothing(tmp_path, monkeypatch):
     said, gone = [], tmp_path / "gone"
-    log = Audit(said.append)
+    monkeypatch.setattr(audit.log, "warn", said.append)
+    log = Audit()
     log.open(gone, "silo-1")
     log.note("connected")
     assert len(said) == 1
@@ -206,8 +209,9 @@ def test_foreign_text_is_cleaned_and_shortened(tmp_path):
     assert "rank" not in line
 
 
-def test_lines_of_many_threads_are_one_chain(tmp_path):
-    log = Audit(max_bytes=20_000)
+def test_lines_of_many_threads_are_one_chain(tmp_path, monkeypatch):
+    monkeypatch.setattr(audit, "MAX_FILE_BYTES", 20_000)
+    log = Audit()
     log.open(tmp_path, "server")
 
     def work(rank):
@@ -243,8 +247,9 @@ def test_a_signal_during_a_write_keeps_the_chain_valid(tmp_path, monkeypatch, in
     audit.verify(tmp_path)
 
 
-def test_a_server_without_silos_restarts_in_its_folder(tmp_path):
-    write(tmp_path, 30, max_bytes=2000)
+def test_a_server_without_silos_restarts_in_its_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(audit, "MAX_FILE_BYTES", 2000)
+    write(tmp_path, 30)
     for name in ("fedml.yaml", "status.json", "status.json.part"):  # the last one cut short by a kill
         (tmp_path / name).touch()
     RunFolder(tmp_path).check_new()
