@@ -116,7 +116,7 @@ class LabelSkewTrainer(ClientTrainer):  # type: ignore[misc]
             secret = local.noise_seed if turn.get("noise_seed") is None else turn["noise_seed"]
             seeds.seed_globals(secret, "host's client hooks", round, client)
             draw_noise_from(seeds.noise_generator(secret, "host's noise", round, client))
-            tell_attacker(local.federation.seed, round, client)
+            set_attack_round(local.federation.seed, round, client)
         with host_errors():
             self.update_dataset(data, ClientBatches(local.test, test, size), len(data.index))
         samples = None if self.local_train_dataset is data else poisoned(self.local_train_dataset, local.device)
@@ -185,7 +185,7 @@ def poisoned(batches: Any, device: torch.device) -> Samples:
     return Samples(torch.cat(inputs).to(device), torch.cat(labels).long().to(device), (0.0,), (1.0,))
 
 
-def tell_attacker(seed: int, round: int, client: int) -> None:
+def set_attack_round(seed: int, round: int, client: int) -> None:
     """Make FedML's label flipping depend on the round, not on the number of its calls."""
     attack = FedMLAttacker.get_instance().attacker
     if isinstance(attack, LabelFlippingAttack):

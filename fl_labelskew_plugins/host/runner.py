@@ -98,7 +98,8 @@ class Trainer(ClientTrainer):  # type: ignore[misc]
         state_dir: str | Path | None = None,
         **parameters: Any,
     ) -> None:
-        self.task = Task(model, args, dataset, method, counts, state_dir, parameters)  # before FedML sees them
+        # before FedML sees the arguments
+        self.task = Task(model, args, dataset=dataset, method=method, counts=counts, state_dir=state_dir, **parameters)
         super().__init__(model, args)
         self._given, self._message = model, OrderedDict[str, Tensor]()
         self._states: dict[int, State] = {}
@@ -204,18 +205,8 @@ class Aggregator(DefaultServerAggregator):  # type: ignore[misc]
     dictionary of measures per test, which is also logged.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        args: Any,
-        *,
-        dataset: Sequence[Any],
-        method: str | Method,
-        counts: Any = None,
-        state_dir: str | Path | None = None,
-        **parameters: Any,
-    ) -> None:
-        self.task = task = Task(model, args, dataset, method, counts, state_dir, parameters)
+    def __init__(self, model: nn.Module, args: Any, **options: Any) -> None:
+        self.task = task = Task(model, args, **options)
         super().__init__(model, args)
         self.history: list[dict[str, Any]] = []
         self._personalised: float | None = None

@@ -42,11 +42,12 @@ class Task:
         self,
         model: nn.Module,
         args: Any,
+        *,
         dataset: Sequence[Any],
         method: str | Method,
-        counts: Any,
-        state_dir: str | Path | None,
-        parameters: Mapping[str, Any],
+        counts: Any = None,
+        state_dir: str | Path | None = None,
+        **parameters: Any,
     ) -> None:
         self.simulated = _is_simulated(args)
         self.method, train, self.settings = _settings(args, method, parameters)
