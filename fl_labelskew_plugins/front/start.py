@@ -125,10 +125,10 @@ def _execute(recipe: Recipe, options: RunOptions, folder: RunFolder, show: Progr
     except OSError as error:
         if error.errno in IRREGULAR and error.filename is not None:
             problem = f"{clean(error.filename, 4096)} cannot be used: {error.strerror}; remove it"
-            raise RunError(f"{problem}; {options.resume_command(folder.path)}") from error
-        if error.errno not in FULL:
+        elif error.errno in FULL:
+            problem = f"run directory {folder.path} can no longer be written: {error.strerror}; free some space"
+        else:
             raise
-        problem = f"run directory {folder.path} can no longer be written: {error.strerror}; free some space"
         raise RunError(f"{problem}; {options.resume_command(folder.path)}") from error
     finally:
         runtime.close()

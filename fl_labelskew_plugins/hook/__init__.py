@@ -25,11 +25,11 @@ PACKAGE = os.path.dirname(os.path.dirname(__file__))
 
 def install() -> None:
     """In our commands, replace FedML's slow command line by :func:`cli`, and call :func:`end_in_a_line`."""
-    if not _is_ours(sys.orig_argv):
+    if not _is_ours():
         return
     end_in_a_line()
     _quiet_imports()
-    if _typed(sys.orig_argv)[0] == "fedml":
+    if _command()[0] == "fedml":
         stand_in: Any = type(sys)(CLI)
         stand_in.cli = cli
         sys.modules[CLI] = stand_in
@@ -39,7 +39,7 @@ def end_in_a_line() -> None:
     """Make Ctrl-C call :func:`end` in our commands, unless Ctrl-C is ignored."""
     import _signal  # type: ignore[import-not-found]  # signal would import more modules
 
-    if _is_ours(sys.orig_argv) and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+    if _is_ours() and _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
         _signal.signal(_signal.SIGINT, end)
 
 
@@ -53,8 +53,8 @@ def end(signum: int, frame: FrameType | None) -> NoReturn:
     os._exit(130)
 
 
-def _is_ours(argv: list[str]) -> bool:
-    script, *words = _typed(argv)
+def _is_ours() -> bool:
+    script, *words = _command()
     if script != "fedml":
         return script in OWN
     if words[:1] != ["run"] or len(words) == 1:
@@ -69,8 +69,9 @@ def _is_ours(argv: list[str]) -> bool:
     return not get_close_matches(first, STOCK)  # our command suggests the nearest recipe
 
 
-def _typed(argv: list[str]) -> list[str]:
-    given = argv[1:]
+def _command() -> list[str]:
+    """The script's name and its arguments."""
+    given = sys.orig_argv[1:]
     while given and given[0].startswith("-"):  # the interpreter's own options
         given.pop(0)
     return [given[0].rpartition("/")[2], *given[1:]] if given else [""]

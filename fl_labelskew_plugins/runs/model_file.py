@@ -94,7 +94,6 @@ def about(session: Session, *, round: int, client: int | None = None, client_nam
         params["sha256"] = network.function.sha256
     reading = recipe.dataset.params.model_dump(mode="json", by_alias=True)
     return About.model_construct(
-        format=FORMAT,
         network=None if given else recipe.network_name,
         network_params=params,
         module=object_description(given) if given else None,

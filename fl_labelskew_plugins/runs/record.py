@@ -67,6 +67,7 @@ class Record:
         self.test_samples: Sequence[int | None] = ()
         self.run = folder.run_id() if resume else secrets.token_hex(8)
         self.personalised = recipe.validation.personalised
+        self._has_model = recipe.train.reference != "local"
         earlier = folder.indices(at.round) if begun else ()
         self.states = StateStore(folder.states, at.states, at.selections, earlier)
         self.cut = False
@@ -83,16 +84,6 @@ class Record:
     def seconds(self) -> float:
         """Duration so far, including earlier processes."""
         return self._seconds + time.perf_counter() - self._begun
-
-    @property
-    def has_model(self) -> bool:
-        """Whether the run trains a global model."""
-        return self.session.recipe.train.reference != "local"
-
-    @property
-    def pauses(self) -> bool:
-        """Whether to stop now."""
-        return self.pause is not None and (self.next_round >= self.pause.rounds or time.monotonic() >= self.pause.at)
 
     @contextlib.contextmanager
     def tracked(self) -> Iterator[None]:
@@ -147,7 +138,7 @@ class Record:
     def finish(self, card: Callable[..., str] | None = None) -> None:
         """Write the results after the last round; ``card`` makes the text of ``MODEL_CARD.md``."""
         folder, session = self.folder, self.session
-        if self.has_model:
+        if self._has_model:
             model_file.save(self.weights, folder.path / "model.safetensors", about(session, round=self.next_round))
         lines, file = read_lines(folder.metrics), folder.path / "curves.png"
         result = summary(lines, session.recipe.validation.last_rounds) | self._personalised_models()
@@ -160,7 +151,7 @@ class Record:
         self._write_confusion(title)
         if self.watch is not None:
             self.watch.draw()
-        if card is not None and self.has_model:
+        if card is not None and self._has_model:
             folder.write_text("MODEL_CARD.md", card(session, lines, result, best=folder.best.exists()))
         folder.write_json("summary.json", result)
         self._trackers.finish(result)
@@ -174,7 +165,7 @@ class Record:
         return -1.0 if line is None else float(line[main_measure(lines).key])
 
     def _keep_best(self, accuracy: float) -> None:
-        if accuracy > self._best and self.has_model:
+        if accuracy > self._best and self._has_model:
             self._best, at = accuracy, self.next_round
             if self.session.recipe.tracking.keep_best:
                 model_file.save(self.weights, self.folder.best, about(self.session, round=at))
@@ -213,7 +204,7 @@ class Record:
             if len(local.test_indices[client]):
                 logits, labels = local.predict(local.test_indices[client], model)
                 accuracies.append(float((logits.argmax(1) == labels).float().mean()))
-        if not self.has_model:
+        if not self._has_model:
             return {}  # their accuracy is that of the last round
         return {"private_models_accuracy": added(accuracies) / len(accuracies)} if accuracies else {}
 

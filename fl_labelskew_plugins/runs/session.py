@@ -357,18 +357,16 @@ def loader_workers(recipe: Recipe, device: torch.device) -> int:
 
 def refuse_host_switches(recipe: Recipe) -> None:
     """Raise LabelSkewError if FedML's attacks, defences or privacy are on, but clients send more than weights."""
-    on = recipe.host_switches
-    if not on:
+    if not (on := recipe.host_switches):
         return
-    optimizer, more = recipe.train.federated_optimizer, compatibility.sends_more(recipe.optimizer)
-    for sends, sender, replacement in (
-        (recipe.method.uses("contribute"), f"method {recipe.method_name}", "a method"),
-        (more, f"federated_optimizer {optimizer}", "an optimiser, such as FedProx,"),
-    ):
-        if sends:
-            raise LabelSkewError(
-                f"{on[0]}: FedML checks and protects only weights, but {sender} also sends other tensors; use "
-                f"{replacement} without them"
-            )
+    sender = replacement = ""
+    if recipe.method.uses("contribute"):
+        sender, replacement = f"method {recipe.method_name}", "a method"
+    elif compatibility.sends_more(recipe.optimizer):
+        sender = f"federated_optimizer {recipe.train.federated_optimizer}"
+        replacement = "an optimiser, such as FedProx,"
+    if sender:
+        problem = f"FedML checks and protects only weights, but {sender} also sends other tensors"
+        raise mistake(on[0], problem, f"{replacement} without them")
     if recipe.train.proxy_aggregation == "class":
         raise LabelSkewError(f"{on[0]}: needs train_args.proxy_aggregation: model, since FedML may drop clients")

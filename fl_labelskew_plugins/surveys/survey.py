@@ -118,19 +118,15 @@ class Survey:
         return whole
 
     def write(self, folder: Path, name: str) -> None:
-        """Write ``name.csv``, ``name.json`` and ``name.png``."""
+        """Write ``name.csv``, ``name.json`` and the heat map ``name.png``."""
+        from fl_labelskew_plugins.plots import heat_map
+
         folder.mkdir(parents=True, exist_ok=True)
         frame = self.frame.rename(index=csv_cell, columns=csv_cell)
         write_text(folder / f"{name}.csv", frame.to_csv(lineterminator="\n"))
         write_text(folder / f"{name}.json", json.dumps(self.content(), indent=1, allow_nan=False) + "\n")
-        self.draw(folder / f"{name}.png")
-
-    def draw(self, path: Path) -> None:
-        """Draw the heat map of class counts."""
-        from fl_labelskew_plugins.plots import heat_map
-
         classes, clients = ([clean(name, 40) for name in names] for names in (self.class_names, self.clients))
-        heat_map(self.counts, classes, path, title=self.title, clients=clients)
+        heat_map(self.counts, classes, folder / f"{name}.png", title=self.title, clients=clients)
 
 
 def of_partition(recipe: Recipe) -> Survey:

@@ -23,7 +23,8 @@ class TensorBoard(Tracker):
         folder = run.folder / "tensorboard"
         exists = folder.exists()
         self._writer = SummaryWriter(str(folder), purge_step=len(run.earlier) + 1 if exists else None)
-        self._writer.add_text("parameters", table(run.parameters), 0)
+        rows = [f"| {key} | {value} |" for key, value in run.parameters.items()]
+        self._writer.add_text("parameters", "\n".join(["| key | value |", "|---|---|", *rows]), 0)
         for line in () if exists else run.earlier:
             self.on_round(run, line)
 
@@ -53,8 +54,3 @@ class TensorBoard(Tracker):
 def slashed(name: str) -> str:
     """``recall/3`` for ``recall.3``, which groups curves."""
     return name.replace(".", "/")
-
-
-def table(parameters: Mapping[str, object]) -> str:
-    """A Markdown table."""
-    return "\n".join(["| key | value |", "|---|---|", *(f"| {key} | {value} |" for key, value in parameters.items())])
