@@ -17,22 +17,17 @@ class CSV(Tracker):
         """None."""
 
     def begin(self, run: TrackedRun) -> None:
-        self._rows = [numbered(line) for line in run.earlier]
+        self._lines = [*run.earlier]
         self._write(run)
 
     def on_round(self, run: TrackedRun, line: Mapping[str, float]) -> None:
-        self._rows.append(numbered(line))
+        self._lines.append(line)
         self._write(run)
 
     def _write(self, run: TrackedRun) -> None:
         text = io.StringIO(newline="")
-        names = list(dict.fromkeys(name for row in self._rows for name in row))
+        names = list(dict.fromkeys(name for line in self._lines for name in line))
         table = csv.DictWriter(text, names)
         table.writeheader()
-        table.writerows(self._rows)
+        table.writerows({**line, "round": line["round"] + 1} for line in self._lines)
         write_text(run.folder / "rounds.csv", text.getvalue())
-
-
-def numbered(line: Mapping[str, float]) -> dict[str, float]:
-    """A line with its round counted from 1."""
-    return {**line, "round": line["round"] + 1}
