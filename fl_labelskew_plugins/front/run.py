@@ -48,17 +48,13 @@ class Callback(Protocol):
 
 
 def load(recipe: str | Path | Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> Recipe:
-    """Load and check a recipe.
+    """Load and check a recipe; raises LabelSkewError with a line for each mistake.
+
+    ``recipe``: a name of ``labelskew recipes ls``, a file, or a mapping of sections to their keys; ``changes``: values
+    by ``section.key``.
 
     >>> load("quickstart", {"train_args.comm_round": 5}).train.comm_round
     5
-
-    Args:
-        recipe: a name of ``labelskew recipes ls``, a file, or a mapping of sections to their keys.
-        changes: values by ``section.key``.
-
-    Raises:
-        LabelSkewError: all mistakes, a line each.
     """
     overrides = overrides_of(changes)
     if isinstance(recipe, Mapping):
@@ -88,23 +84,15 @@ def run(
     quiet: bool = False,
     host: Literal["fedml", "none"] | None = None,
 ) -> Run:
-    """Run a recipe to its end.
+    """Run a recipe, as given to or returned by :func:`load`, to its end; docs/python.md describes the arguments.
 
-    Args:
-        recipe: from :func:`load`, or an argument of it.
-        folder: new or empty; default: a new one in the recipe's ``tracking_args.run_dir``.
-        model: this and the next three arguments replace parts of the recipe, see docs/python.md.
-        dataset: ``(train, test)``, each ``(x, y)`` or a torch ``Dataset`` with ``targets``.
-        method: an object of a method's class.
-        partition: indices of each client's training samples.
-        callbacks: called after every round; an exception ends the run with a checkpoint, and is raised here.
-        quiet: print only warnings.
-        host: ``none``: without FedML; default: with FedML if it is installed.
+    ``folder``: new or empty; default: a new one in ``tracking_args.run_dir``. ``callbacks``: an exception ends the run
+    with a checkpoint, and is raised here. ``host``: ``none``: without FedML; default: with FedML if it is installed.
 
     Raises:
         LabelSkewError: invalid recipe or arguments.
         RunError: the run failed.
-        KeyboardInterrupt: after a checkpoint was saved; ``load_run(folder).resume()`` resumes.
+        KeyboardInterrupt: after a checkpoint was saved.
     """
     objects = {"model": model, "dataset": dataset, "method": method, "partition": partition}
     recipe = prepared(recipe, objects)
@@ -219,8 +207,8 @@ class Run:
             x: one sample or ``(N, ...)``, not normalised, or a DataFrame with the columns of training; or paths of
                 pictures, folders of pictures, CSV or Parquet tables, or ``.npz`` files with ``x``.
             top: number of classes per row.
-            best: use the model of the best round.
-            client: use the own model of this client, by name, or number from 0.
+            best: use the best round's model.
+            client: use this client's own model, by name, or number from 0.
             batch_size: samples at a time.
 
         Returns:

@@ -73,15 +73,9 @@ def unpack(
 class Trainer(ClientTrainer):  # type: ignore[misc]
     """Train FedML's clients with a label-skew method; pass it to ``FedMLRunner`` as ``client_trainer``.
 
-    Args:
-        model: returns logits ``(B, C)`` of a Linear layer. It is copied; FedML's server starts from its weights.
-        args: from ``fedml.init``; may contain a recipe's ``train_args``.
-        dataset: FedML's list of eight; ``dataset[5][k]``: client ``k``'s batches of inputs ``(B, ...)`` and labels
-            ``(B,)``.
-        method: a name of ``labelskew methods``, or an object of :class:`fl_labelskew_registry.Method`.
-        counts: ``(K, C)`` training samples by client and class.
-        state_dir: new or empty folder for clients' private models.
-        parameters: the method's, such as ``tau=0.5``.
+    docs/fedml.md describes the arguments. ``model``, which is copied, returns logits ``(B, C)``; ``dataset[5][k]``:
+    client ``k``'s batches of inputs ``(B, ...)`` and labels ``(B,)``; ``counts``: ``(K, C)`` training samples;
+    ``parameters``: the method's, such as ``tau=0.5``.
 
     Raises:
         LabelSkewError: FedML's runner or messages do not support this, or values are invalid.

@@ -29,13 +29,9 @@ SWITCHES = ("enable_attack", "enable_defense", "enable_dp", "enable_fhe", "enabl
 class Task:
     """The common part of trainer and aggregator.
 
-    Attributes:
-        network: a copy of the user's module, with ``features`` and ``classifier``.
-        names: name in the user's module of each tensor of ``network``.
-        counts: ``(K, C)`` training samples, if given.
-        shapes: of the summed tensors that clients send in addition to weights.
-        plain: whether messages contain only the model.
-        simulated: whether MPI simulates the clients.
+    ``network``: a copy of the user's module, with ``features`` and ``classifier``; ``names``: of its tensors in the
+    user's module; ``shapes``: of the summed tensors that clients send in addition to weights; ``plain``: whether
+    messages contain only the model; ``simulated``: whether MPI simulates the clients.
     """
 
     def __init__(

@@ -1,8 +1,4 @@
-"""A tamper-evident log of connections, rejections and messages, in the folder of the server and of each silo.
-
-Each line contains the SHA-256 of the line before it (``before``), also across files: full ones are renamed
-``audit-000001.jsonl`` and so on. Only the SHA-256 of the last line, kept elsewhere, shows that last lines are missing.
-"""
+"""A tamper-evident log of connections, rejections and messages, see docs/audit_log.md."""
 
 import contextlib
 import hashlib

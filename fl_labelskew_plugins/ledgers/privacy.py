@@ -57,7 +57,7 @@ class LedgerEntry(BaseModel):
 class Ledger:
     """A file of answers, and their budget, if any. A repeated question has the same answer, and is spent once.
 
-    Raises LabelSkewError for another file, or if there is a budget and dp-accounting is not installed.
+    Raises LabelSkewError for another file, or for a budget without dp-accounting.
     """
 
     def __init__(self, file: Path, budget: PrivacyBudget | None = None, level: Level = "silo") -> None:

@@ -37,7 +37,7 @@ RESULTS = (
 UNTESTED_KEYS = ("round", "clients", "loss_terms", "left_out", "opening_left_out", "bytes_up", "bytes_down")
 """Keys of a line of metrics without a test of the global model."""
 SERVER_FILES = ("fedml.yaml", status.NAME, "revoked.crl", "silos")
-"""Files, in addition to an audit log, of a server without silos, and of silos on its machine."""
+"""Files, in addition to an audit log, before a server has silos."""
 FILES_BEFORE_RECIPE = {"fedml.yaml", status.NAME, "environment.json", "partition.json", "partition.png"}
 """Files, in addition to the data set's notes, that a run writes before its recipe."""
 
@@ -206,7 +206,7 @@ class RunFolder(RunReader):
         self.write_text(str(file.relative_to(self.path)), "".join(json.dumps(line) + "\n" for line in lines))
 
     def save_checkpoint(self, state: Checkpoint, states: StateStore, *, keep: int = 1) -> None:
-        """Save a run's state, with ``states`` and ``selections`` from the store; keep at most ``keep`` checkpoints."""
+        """Save a run's state, also of the store; keep at most ``keep`` checkpoints."""
         self.still_held()
         self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
         clients = {"states": checkpoint.table(states.flush()), "selections": checkpoint.table(states.selections)}

@@ -26,7 +26,7 @@ GLOBAL = MEASURES[0].key
 
 
 def main_measure(lines: Sequence[Line]) -> Measure:
-    """The main measure of a run with these lines; without a test, the first measure.
+    """The main measure of these lines; without a test, the first one.
 
     >>> main_measure([{"round": 0}, {"round": 1, "client_accuracy_mean": 0.5}]).name
     "clients' mean"

@@ -33,19 +33,7 @@ CleanName = Annotated[str, AfterValidator(clean)]
 
 
 class About(Params):
-    """Metadata of a model's file.
-
-    Args:
-        network: name of the network's plugin, or ``FILE.py:FUNCTION`` without a folder.
-        network_params: its parameters; for a file also its ``sha256``.
-        module: instead, a description of a network that was a Python object.
-        dtype: of samples, as the data set gives them.
-        mean: see :class:`fl_labelskew_registry.Data`; None if the writer had no sample. Likewise ``std``.
-        picture: the data set's parameters that turn a picture into a sample; None for other samples.
-        table: how rows of a table become samples; None for other samples, or if unknown.
-        round: number of complete rounds, from 1.
-        client: the owner of a client's own model, from 0; None for the global model.
-    """
+    """Metadata of a model's file, see docs/models.md."""
 
     format: int = Field(FORMAT, ge=1)
     network: CleanName | None

@@ -41,11 +41,9 @@ from fl_labelskew_plugins.runs.tracking import Trackers
 class Record:
     """The state of a run, see also :class:`.Checkpoint`.
 
-    Attributes:
-        next_round: number of complete rounds.
-        confusion: ``(C, C)``, of this process's last test on the global test set.
-        test_samples: of each client in its last test; or empty.
-        cut: whether the run stops within a round, which is repeated when it resumes.
+    ``next_round``: number of complete rounds; ``confusion`` ``(C, C)``: of this process's last test on the global test
+    set; ``test_samples``: of each client in its last test; ``cut``: whether the run stops within a round, which is
+    repeated when it resumes.
     """
 
     def __init__(

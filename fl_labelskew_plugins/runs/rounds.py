@@ -24,16 +24,16 @@ class Exchange(Protocol):
         """The participants among the sampled clients."""
 
     def uploads(self, round: int, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
-        """Train these clients; yield checked results, ascending; may omit failed clients."""
+        """Train clients; yield checked results, ascending; may omit failed clients."""
 
 
 class Rounds:
     """All rounds of a run.
 
     Args:
-        predict: logits and labels of the global test set for given weights; default: computed in this process.
-        tested: measures of given weights on the clients' own test splits; default: from ``predict``.
-        summed: trains clients in a round; returns the clients in the sum of vectors, and the sum; default: none.
+        predict: logits and labels of the global test set for given weights; default: in this process.
+        tested: measures of given weights on clients' own test splits; default: from ``predict``.
+        summed: trains clients; returns the clients in the sum of vectors, and the sum.
     """
 
     server_type: type[Server] = Server
@@ -193,7 +193,7 @@ class Tally:
             yield client, result
 
     def use_means(self, measured: Mapping[str, float]) -> None:
-        """Use means over clients of loss and of own models' accuracy, with secure aggregation."""
+        """Use means over clients, with secure aggregation."""
         self._terms = [{"total": measured["loss"]}] if "loss" in measured else []
         self._accuracy = measured.get("accuracy")
 

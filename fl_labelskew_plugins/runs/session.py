@@ -45,7 +45,7 @@ OWN = "own"
 
 
 class ClientIndices(Mapping[int, Tensor]):
-    """Sample indices ``(N_k,)`` of each client, slices of a tensor."""
+    """Sample indices ``(N_k,)`` of each client."""
 
     def __init__(self, parts: Parts, device: torch.device) -> None:
         self._parts, self._indices = parts, torch.from_numpy(parts.indices).to(device)
@@ -67,11 +67,11 @@ class Session:
     """The objects of a run.
 
     Args:
-        clients: the samples of each client; None if each silo knows only its own.
         start: the state dict of round 0; a record keeps only shapes and dtypes.
         sizes: training samples of each client; 0 if unknown.
-        counts: ``(K, C)`` training samples per client and class, on the device; None if unknown.
         notes: text files to save with the results.
+        clients: the samples of each client; None if each silo knows only its own.
+        counts: ``(K, C)`` training samples per client and class, on the device; None if unknown.
         data: the data's fingerprint; None if no single process knows them.
         dtype: of samples as they are stored.
         mean: see :class:`fl_labelskew_registry.Data`; None if unknown here. Likewise ``std``.
@@ -181,7 +181,7 @@ def loaded(recipe: Recipe) -> Data:
 
 
 def check_form(recipe: Recipe, data: Data) -> None:
-    """Raise LabelSkewError if the data do not have the recipe's shape and number of classes."""
+    """Raise LabelSkewError unless the data have the recipe's shape and number of classes."""
     form = {"input_shape": list(data.test.x.shape[1:]), "classes": len(data.class_names)}
     for key, actual in form.items():
         expected = getattr(recipe.data, key)

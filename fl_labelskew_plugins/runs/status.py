@@ -33,13 +33,9 @@ OVER = (FINISHED, PAUSED, STOPPED, FAILED, DIVERGED)
 class Silo:
     """A silo in the server's status.
 
-    Args:
-        name: of its own file, if any.
-        since: time in UTC of its connection or end.
-        left_out: whether rounds do not wait for it.
-        turned_away: reason of a rejection.
-        upload: time, round (from 1) and bytes of the last upload.
-        bytes_in, bytes_out: since the server started.
+    ``name``: of its own file, if any; ``since``: UTC time of its connection or end; ``left_out``: rounds do not wait
+    for it; ``turned_away``: reason of a rejection; ``upload``: time, round (from 1) and bytes of the last one;
+    ``bytes_in``, ``bytes_out``: since the server started.
     """
 
     rank: int

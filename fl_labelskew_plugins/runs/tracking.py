@@ -28,7 +28,7 @@ MAX_LIST = 100  # longer lists are skipped
 
 
 class Trackers:
-    """A recipe's trackers; one that fails or takes too long is switched off with a warning."""
+    """A recipe's trackers, see docs/trackers.md."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe

@@ -2,8 +2,7 @@ r"""Measures of label skew, from class counts only.
 
 Client ``k`` of ``K`` holds ``n_kc`` training samples of class ``c`` of ``C``, ``N_k`` in total. Its class shares are
 ``P_k(c) = n_kc / N_k``; the prior is ``P(c) = sum_k n_kc / N``. Measures of a client without samples are NaN, and
-excluded from means. Jimenez-Gutierrez et al. ("A Thorough Assessment of the Non-IID Data Impact in Federated Learning",
-2025, https://arxiv.org/abs/2503.17070) also use Hellinger's distance between clients' labels.
+excluded from means.
 """
 
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ def shares(counts: NDArray[Any]) -> Floats:
 
 
 def hellinger(p: Floats, q: Floats) -> Floats:
-    r"""Hellinger's distance of distributions: 0 if they are equal, 1 if they have no class in common.
+    r"""Hellinger's distance of distributions, as in Jimenez-Gutierrez et al., https://arxiv.org/abs/2503.17070.
 
     .. math:: H(p, q) = \frac{1}{\sqrt 2} \sqrt{\sum_c \bigl(\sqrt{p_c} - \sqrt{q_c}\bigr)^2}
 

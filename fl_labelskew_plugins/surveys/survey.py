@@ -27,10 +27,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Survey:
-    """Clients' training samples by class, ``counts`` ``(K, C)``, with derived measures.
+    """Clients' training samples by class, ``counts`` ``(K, C)``, and measures of them.
 
-    ``noise``: strength of the noise on each client's counts, 0 for none; empty: no noise. ``silent``: clients without
-    counts, with reasons.
+    ``noise``: strength of the noise on each client's counts; ``silent``: clients without counts, with reasons.
     """
 
     title: str

@@ -16,7 +16,7 @@ class TensorBoard(Tracker):
         """None."""
 
     def begin(self, run: TrackedRun) -> None:
-        """Begin an event file, and hide repeated rounds of earlier ones; without earlier ones, add complete rounds."""
+        """Begin an event file; hide repeated rounds in earlier files, or without one add complete rounds."""
         extras.load("tensorboard", "tensorboard", what="it")
         from torch.utils.tensorboard import SummaryWriter
 

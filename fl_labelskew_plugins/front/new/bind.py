@@ -12,7 +12,7 @@ from fl_labelskew_plugins.runtimes.silo import facts
 
 
 def bind(file: Path, place: Path) -> facts.SiloData:
-    """Write a silo's data path into its own file; raise LabelSkewError unless all recipes of the file fit them."""
+    """Write a silo's data path into its own file; raise LabelSkewError unless all its recipes fit the data."""
     where, text = clean(file, 4096), parse.read_text(file)
     listing = parse.homes(file)
     if not listing:

@@ -37,13 +37,9 @@ MAX_VALUES = 20
 class OwnData:
     """The user's own data.
 
-    Args:
-        path: absolute; None: the data are elsewhere.
-        args: the data set's parameters.
-        shape: of a sample.
-        groups: names in the order of the groups' numbers; of pictures, also the folders in ``path``.
-        samples: number of training samples; 0 if unknown.
-        moments: of each channel or feature, if known.
+    ``path``: None if the data are elsewhere; ``args``: the data set's parameters; ``shape``: of a sample; ``groups``:
+    names in the order of the groups' numbers, of pictures also the folders in ``path``; ``samples``: number of training
+    samples, 0 if unknown; ``moments``: of each channel or feature, if known.
     """
 
     dataset: str

@@ -14,7 +14,7 @@ LINK = re.compile(r"\[([^]]*)\]\(\.\./\.\./([^)]*)\)")  # to a document that is 
 
 
 def package(name: str, out: Path) -> list[str]:
-    """Write a package to ``out``, and return the next commands; raise LabelSkewError for an invalid name or folder."""
+    """Write a package; return the next commands; raise LabelSkewError for an invalid name or folder."""
     where = f"method {clean(name, 40)}"
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name):
         rule = "must start with a lowercase letter and contain only lowercase letters, digits and _"

@@ -44,7 +44,7 @@ def namespace(kind: Kind) -> str:
 
 
 def entries(kind: Kind) -> list[Entry]:
-    """All registered plugins of a kind, sorted by name, without importing them. A duplicate name appears twice."""
+    """All registered plugins of a kind, sorted by name; duplicate names appear twice."""
     # folders and their modification times, which change when a package is installed or removed
     installed = tuple((path, os.stat(path or ".").st_mtime_ns) for path in sys.path if os.path.exists(path or "."))
     return list(_entries(installed)[kind])
@@ -93,8 +93,7 @@ def misplaced(kind: Kind, name: str | None = None) -> list[str]:
 def load(kind: Kind, name: str) -> Any:
     """The class registered under ``name``.
 
-    Raises:
-        PluginError: unknown or ambiguous name, failed import, or violated contract.
+    Raises PluginError for an unknown or ambiguous name, a failed import, or a violated contract.
     """
     found = [entry for entry in entries(kind) if entry.name == name]
     if not found:

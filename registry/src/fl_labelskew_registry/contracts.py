@@ -28,16 +28,9 @@ Aggregation = Literal["samples", "uniform", "population", "declared"]
 class Federation:
     """Facts about the run that every client may know.
 
-    Args:
-        num_clients: ``K``.
-        clients_per_round: ``Q K``.
-        rounds: ``T``.
-        epochs: local epochs ``E``.
-        num_classes: ``C``.
-        num_features: ``d`` of the network.
-        num_samples: training samples of all clients.
-        min_samples: of the smallest client.
-        seed: the recipe's seed.
+    In papers: ``num_clients`` ``K``, ``clients_per_round`` ``Q K``, ``rounds`` ``T``, local ``epochs`` ``E``,
+    ``num_classes`` ``C``, ``num_features`` ``d``. ``num_samples``: training samples of all clients; ``min_samples``: of
+    the smallest client.
     """
 
     num_clients: int
@@ -55,10 +48,8 @@ class Federation:
 class Stage:
     """One part of a client's local training.
 
-    Args:
-        name: value of ``client.stage``.
-        epochs: a fraction is converted to batches and rounded up.
-        upload: whether the weights at the end of this stage are uploaded.
+    ``name``: value of ``client.stage``; ``epochs``: a fraction is converted to batches and rounded up; ``upload``:
+    whether the weights at the end of this stage are uploaded.
     """
 
     name: str
@@ -122,12 +113,8 @@ class ClientView:
 class Batch:
     """One batch of training.
 
-    Args:
-        inputs: ``(B, ...)``, normalised.
-        features: ``(B, d)``.
-        logits: ``(B, C)``.
-        labels: ``(B,)`` int64.
-        last_epoch: whether this is the last local epoch of the round.
+    Normalised ``inputs`` ``(B, ...)``, ``features`` ``(B, d)``, ``logits`` ``(B, C)`` and ``labels`` ``(B,)`` int64;
+    ``last_epoch``: whether this is the last local epoch of the round.
     """
 
     inputs: Tensor
@@ -149,12 +136,9 @@ class Contribution:
 class Total:
     """Sum of contributions.
 
-    Args:
-        tensors: sums by name; with secure aggregation, float32 in steps of 1e-6.
-        clients: number of uploads, or of openings.
-        round: from 0; also 0 for the opening.
-        contributions: of each client, by ascending id, if the method is ``individual``.
-        closing: whether this is the closing exchange.
+    ``tensors``: sums by name, with secure aggregation float32 in steps of 1e-6; ``clients``: number of uploads, or of
+    openings; ``round``: from 0, also 0 for the opening; ``contributions``: of each client, by ascending id, if the
+    method is ``individual``; ``closing``: whether this is the closing exchange.
     """
 
     tensors: Tensors
@@ -235,7 +219,7 @@ class Method(Plugin):
         return not self.uses(*(hook for hook in hooks(Method) if hook not in CALIBRATION_ONLY))
 
     def additive(self) -> bool:
-        """Whether this method only adds :meth:`terms`, so that it can be combined with other such methods."""
+        """Whether this method only adds :meth:`terms`; such methods can be combined."""
         return self.logits_only() or not self.uses(*(hook for hook in hooks(Method) if hook not in ADDITIVE))
 
     def protects(self) -> bool:
@@ -312,7 +296,7 @@ class Method(Plugin):
         return update
 
     def combine(self, total: Total, shared: Tensors) -> Tensors:
-        """Server, after a round: the next shared tensors, from its sums and the last shared tensors."""
+        """Server, after a round: the next shared tensors, from sums and the last ones."""
         return shared
 
     def after_aggregation(self, weights: dict[str, Tensor], server: ServerView) -> dict[str, Tensor]:

@@ -26,16 +26,10 @@ class Partitioner(Plugin):
     def split(
         self, labels: NDArray[Any], groups: NDArray[Any] | None, *, clients: int, rng: np.random.Generator
     ) -> list[NDArray[Any]]:
-        """Sorted sample indices of each client, disjoint.
+        """Sorted, disjoint sample indices of each of ``K`` clients; ``rng`` is the only source of randomness.
 
-        Args:
-            labels: ``(N,)`` int64.
-            groups: ``(N,)`` int64, such as writer or hospital, or None.
-            clients: ``K``.
-            rng: the only source of randomness.
-
-        Raises:
-            LabelSkewError: the data do not permit this partition.
+        ``labels``: ``(N,)`` int64; ``groups``: ``(N,)`` int64, such as writer or hospital, or None. Raises
+        LabelSkewError if the data do not permit this partition.
         """
         raise NotImplementedError
 
@@ -128,8 +122,7 @@ class Dataset(Plugin):
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
         """Read everything into memory; may use the network only if ``download``.
 
-        Raises:
-            LabelSkewError: files are missing or broken.
+        Raises LabelSkewError for missing or broken files.
         """
         raise NotImplementedError
 
@@ -181,13 +174,8 @@ class Dataset(Plugin):
     def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
         """Write a small data set that :meth:`load` reads and a network can learn.
 
-        Args:
-            out: folder, created if missing, for a recipe's ``data_cache_dir``.
-            samples: in all parts together; default: the data set's choice.
-            seed: equal seeds give equal files.
-
-        Raises:
-            LabelSkewError: the data set has no such writer, or ``samples`` is too small.
+        ``out``: created if missing, for a recipe's ``data_cache_dir``; ``samples``: in all parts together; default: the
+        data set's choice. Equal seeds give equal files. Raises LabelSkewError without a writer, or for too few samples.
         """
         raise LabelSkewError(f"data set {type(self).__name__}: no small copy can be written of it")
 
@@ -202,5 +190,5 @@ class Network(Plugin):
     trained_params: ClassVar[Mapping[str, Any]] = {}
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-        """A freshly initialised module, with draws of torch's generator; raises LabelSkewError for an invalid shape."""
+        """A module with random weights of torch's generator; raises LabelSkewError for an invalid shape."""
         raise NotImplementedError

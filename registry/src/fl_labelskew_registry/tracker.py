@@ -16,12 +16,9 @@ if TYPE_CHECKING:
 class TrackedRun:
     """A run as its trackers see it.
 
-    Args:
-        id: 16 letters, also after a resume.
-        folder: of the run; a tracker may store files there.
-        parameters: the recipe with every default, by ``section.key``; lists are JSON text, None is ``null``.
-        earlier: lines of completed rounds, see :meth:`Tracker.on_round`; reports of later rounds before a resume are
-            void.
+    ``id``: 16 letters, also after a resume; ``folder``: a tracker may store files there; ``parameters``: the recipe
+    with every default, by ``section.key``, lists as JSON text; ``earlier``: lines of completed rounds, see
+    :meth:`Tracker.on_round`; reports of later rounds before a resume are void.
     """
 
     id: str
