@@ -158,7 +158,7 @@ class RunFolder(RunReader):
         self.write_text(name, json.dumps(value, indent=2) + "\n")
 
     def write_text(self, name: str, text: str) -> None:
-        """Likewise, a text file."""
+        """Write a text file atomically."""
         self.still_held()
         write_text(self.path / name, text)
 

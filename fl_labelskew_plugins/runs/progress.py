@@ -20,9 +20,9 @@ PAUSE = "FL_LABELSKEW_PAUSE"
 class Pause:
     """When a run stops early, with a checkpoint to resume from.
 
-    ``rounds``: after this number of complete rounds. ``at``: time of :func:`time.monotonic`. A run in one process stops
-    before its next batch and discards the round; others start no further round. ``within``: likewise, seconds after
-    this process's first batch, once some batches are timed.
+    ``rounds``: after this number of complete rounds. ``at``: time of :func:`time.monotonic`, the same for all processes
+    of a machine. A run in one process stops before its next batch and discards the round; others start no further
+    round. ``within``: likewise, seconds after this process's first batch, once some batches are timed.
     """
 
     rounds: int

@@ -111,7 +111,7 @@ class RunReader:
 
     @property
     def class_names(self) -> list[str]:
-        """Empty before the run begins."""
+        """The classes' names; empty before the run begins."""
         return [*self.environment.get("class_names", [])]
 
     def _content(self, name: str, kind: type[RunFile]) -> dict[str, Any]:
