@@ -55,10 +55,6 @@ class RunFolder(RunReader):
         self._lock: locks.Lock | None = None
         self._facts: dict[str, Any] = {"process": os.getpid(), "machine": socket.gethostname(), "began": utc()}
 
-    def run_id(self) -> str:
-        """The run's unique id."""
-        return str(self.environment["run"])
-
     def moments(self) -> Moments | None:
         """Mean and std that normalise the samples; None before the run begins."""
         known = self.environment.get("normalisation") if self.recipe.exists() else None

@@ -63,7 +63,7 @@ class Record:
         self.shared, self.memory, self.opened, self.norms = at.shared, at.memory, at.opened, at.norms
         self.confusion: Tensor | None = None
         self.test_samples: Sequence[int | None] = ()
-        self.run = folder.run_id() if resume else secrets.token_hex(8)
+        self.run: str = folder.environment["run"] if resume else secrets.token_hex(8)
         self.personalised = recipe.validation.personalised
         self._has_model = recipe.train.reference != "local"
         earlier = folder.indices(at.round) if begun else ()

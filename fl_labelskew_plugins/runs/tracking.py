@@ -42,7 +42,7 @@ class Trackers:
         self._path = folder.path.absolute()
         seconds = {line["round"]: line["seconds"] for line in read_lines(folder.timings)}
         earlier = [_numbers({**line, "seconds": seconds.get(line["round"])}) for line in folder.lines[:rounds]]
-        self._run = TrackedRun(folder.run_id(), self._path, _parameters(self._recipe.resolved()), earlier)
+        self._run = TrackedRun(folder.environment["run"], self._path, _parameters(self._recipe.resolved()), earlier)
 
         def make(name: str, params: Mapping[str, Any]) -> None:
             kind = catalog.load("trackers", name)

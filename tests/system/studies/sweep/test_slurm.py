@@ -24,10 +24,11 @@ def test_all_runs_are_done_once_despite_a_lost_node_and_a_time_limit(write, tmp_
     slurm.until(lambda: len(read_lines(runs[0].folder.metrics)) > 10, 120)
     slurm.call("scancel", "--signal=TERM", "1_0")  # Slurm sends it shortly before the time limit
     slurm.until(lambda: len(read_lines(runs[1].folder.metrics)) > 10, 120)
-    node, began = slurm.call("squeue", "--noheader", "--format=%N", "--job=1_1").stdout.strip(), runs[1].folder.run_id()
+    node = slurm.call("squeue", "--noheader", "--format=%N", "--job=1_1").stdout.strip()
+    began = runs[1].folder.environment["run"]
     slurm.kill(node)
     slurm.until(lambda: not slurm.call("squeue", "--noheader").stdout, 120)
-    assert runs[1].folder.run_id() == began  # resumed, not started again
+    assert runs[1].folder.environment["run"] == began  # resumed, not started again
     for number, run in enumerate(runs):
         assert [line["round"] for line in read_lines(run.folder.metrics)] == [*range(300)]
         shown = slurm.call("scontrol", "show", "job", f"1_{number}").stdout
