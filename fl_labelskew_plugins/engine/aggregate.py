@@ -206,7 +206,7 @@ def check_result(
     check_extra(extra, shapes, where=where, dtypes=dtypes)
     for name, value in extra.items():
         if method.sends.get(name) == "counts" and bool((value < 0).any()):
-            raise RunError(f"{where}: {name} has negative counts")
+            raise RunError(f"{where}: {name} has negative values")
     for name in needed if optimizer.sends_change else ():
         if name in extra and not extra[name].dim() and not extra[name] > 0:
             raise RunError(f"{where}: {name} is not above 0")  # it would reverse the changes of all clients

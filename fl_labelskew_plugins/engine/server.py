@@ -33,6 +33,8 @@ from fl_labelskew_plugins.ops import added
 from fl_labelskew_plugins.optimizers.fedavg import FedAvgOptimizer
 from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, group, joined, rest
 
+LEAST_WEIGHT = 1e-6
+"""Smaller weights that clients declare count as 0, because their inverse could be infinite."""
 Hooks = Callable[["Server", int, list[tuple[int, Weights]]], Weights]
 """Replacement for the mean of a round: from the server, the round, and each client's number of samples and upload."""
 
@@ -98,7 +100,10 @@ class Server:
         return samples, tests
 
     def _open(self, clients: list[int], total: Total) -> None:
-        self.opened, self.shared = clients, {**self.shared, **self.method.open(total)}
+        self.opened, self.shared = (
+            clients,
+            {**self.shared, **self.method.open(replace(total, federation=self.federation))},
+        )
         self._unchanged[0].check("open")
 
     @property
@@ -167,7 +172,8 @@ class Server:
             i = position[client]
             present.append(i)
             if self.declared:
-                shares[i] = float(result.contributions[self.method.weight_name])
+                weight = float(result.contributions[self.method.weight_name])
+                shares[i] = weight if weight >= LEAST_WEIGHT else 0.0
             addition.add(client, rest(result.contributions, OPTIMIZER))
             corrections.add(group(result.contributions, OPTIMIZER), shares[i])
             if self.hooks is not None:
@@ -202,7 +208,8 @@ class Server:
     def advance(self, mean: Weights, whole: Weights, contributions: Weights, total: Total) -> None:
         """Apply the steps of the method and the optimiser."""
         of_method, of_optimizer = self._unchanged
-        total = replace(total, closing=closes(self.method, self.federation, total.round))
+        closing = closes(self.method, self.federation, total.round)
+        total = replace(total, closing=closing, federation=self.federation)
         shared = self.method.combine(total, rest(self.shared, OPTIMIZER))
         of_method.check("combine")
         if total.closing:

@@ -3,8 +3,9 @@
 The formulas are those of the authors' code (MediaBrain-SJTU/FedDisco), since the paper was not available to us.
 """
 
+import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from fl_labelskew_registry.contracts import Aggregation, ClientView, Federation, Method, Total
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
 from fl_labelskew_plugins import params
-from fl_labelskew_plugins.ops import check_choice
+from fl_labelskew_plugins.ops import added, check_choice
 
 Metric = Literal["kl", "l1", "l2", "cosine"]
 METRICS = ("kl", "l1", "l2", "cosine")
@@ -69,6 +70,7 @@ class FedDisco(Method):
     aggregation: Aggregation = "declared"
     weight_name = WEIGHT
     individual = True
+    sends: ClassVar[Mapping[str, str]] = {SUM: "counts", WEIGHT: "counts"}
 
     def opening_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
         return {SUM: ()} if self.params.metric == "kl" else {}
@@ -77,9 +79,11 @@ class FedDisco(Method):
         return {SUM: discrepancy(client.counts).cpu()} if self.params.metric == "kl" else {}
 
     def open(self, total: Total) -> Mapping[str, Tensor]:
-        """The sum over all clients. A negative number, with which one client could cancel the others, counts as 0."""
-        below = sum(min(float(sent.tensors.get(SUM, 0.0)), 0.0) for sent in total.contributions)
-        return {name: value - below for name, value in total.tensors.items()}
+        """The sum over all clients, each from 0 to the largest possible value ``ln C``."""
+        assert total.federation is not None
+        most = math.log(total.federation.num_classes)
+        sent = (min(max(float(one.tensors[SUM]), 0.0), most) for one in total.contributions if SUM in one.tensors)
+        return {SUM: torch.tensor(added(sent), dtype=torch.float64)} if total.tensors else {}
 
     def contribution_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
         return {WEIGHT: ()}

@@ -159,12 +159,6 @@ def fewest_summed(recipe: Recipe) -> int:
     return max(recipe.comm.secure_threshold or default, recipe.comm.min_clients or 0)
 
 
-def fewest_opened(recipe: Recipe) -> int:
-    """Minimum number of clients in the opening sum: as many may be missing as in a round."""
-    train = recipe.train
-    return train.client_num_in_total - train.clients_per_round + fewest_summed(recipe)
-
-
 def quorum(recipe: Recipe) -> int:
     """Minimum number of uploads per round across silos."""
     if recipe.comm.secure_aggregation:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from fl_labelskew_plugins.recipe.conflicts import fewest_summed
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.recipe.policy import IN_HELLO, OPENING, host_noise, methods, sent
 
@@ -64,6 +65,16 @@ def leaving(recipe: Recipe, samples: int, least: int) -> Leaving:
     return Leaving(hello, opening, upload, test)
 
 
+def fewest_opened(recipe: Recipe) -> int:
+    """Minimum number of clients in the opening sum: as many may be missing as in a round.
+
+    All, if the method's opening has no noise: a second run without one client would reveal that client's part.
+    """
+    every, per_round = recipe.train.client_num_in_total, recipe.train.clients_per_round
+    exact = any(noise.kind == "none" for noise in leaving(recipe, 1, 1).opening)
+    return every if exact else every - per_round + fewest_summed(recipe)
+
+
 def on_counts(scale: float, kind: NoiseKind, samples: int) -> Noise:
     """Noise on each class count of a client with ``samples`` samples ``N``.
 
@@ -101,11 +112,10 @@ def reported_accuracy(recipe: Recipe) -> str:
 
 
 def count_noise(recipe: Recipe) -> tuple[float, Any]:
-    """Scale (0: none) and kind of a method's noise on class counts."""
-    for method in methods(recipe):
-        if scale := float(getattr(method.params, "count_noise", 0.0)):
-            return scale, getattr(method.params, "count_noise_type", "laplace")
-    return 0.0, "laplace"
+    """Scale (0: none) and kind of the least noise on class counts of the methods that send them in an opening."""
+    sending = [one.params for one in methods(recipe) if one.uses("opening") and "counts" in one.sends.values()]
+    noise = [(float(getattr(p, "count_noise", 0)), getattr(p, "count_noise_type", "laplace")) for p in sending]
+    return min(noise, default=(0.0, "laplace"))
 
 
 def refused(recipe: Recipe) -> Iterator[tuple[str, str]]:

@@ -179,7 +179,9 @@ def _loss_terms(value: Any) -> dict[str, float]:
     if not isinstance(value, dict) or len(value) > 100 or not all(map(_measure, value.values())):
         raise RunError("loss terms that are not a mapping of names to numbers")
     if not all(map(TERM.fullmatch, value)):
-        raise RunError("loss terms with a name that is not 1 to 40 letters, digits or ._+-")
+        raise RunError(
+            "loss terms with a name that is not 1 to 40 letters, digits or _+-, with single dots between them"
+        )
     return {name: float(term) if abs(float(term)) <= LARGEST else math.nan for name, term in value.items()}
 
 

@@ -30,7 +30,7 @@ from fl_labelskew_plugins.engine.client_state import Versions
 from fl_labelskew_plugins.engine.local import LocalResult, forms
 from fl_labelskew_plugins.ledgers.privacy import Ledger, SpentError
 from fl_labelskew_plugins.machine import log
-from fl_labelskew_plugins.machine.files import read_bytes, read_lines
+from fl_labelskew_plugins.machine.files import read_bytes, read_lines, read_text
 from fl_labelskew_plugins.machine.text import clean, counted
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.recipe.network_file import portable
@@ -224,7 +224,7 @@ class SiloClient(Manager):
         self.failure: LabelSkewError | None = None
         self.session: Session
         self.about = about(recipe, data)
-        self.run_name = ""
+        self.run_name, self._over = "", False
         """Empty before WELCOME."""
         self.upload: tuple[int, LocalResult] | None = None
         """Round and result of the last round, until the server's verdict."""
@@ -294,6 +294,7 @@ class SiloClient(Manager):
             self.transport.limits |= dict.fromkeys((Kind.TRAIN, Kind.TEST, Kind.FINISH), 4 * model + 64 * 2**20)
             self.run_folder = OwnFolder(self.folder, self.recipe.name, self.run_name)
             self.run_folder.create()
+            self._over = self.run_folder.over(federation.rounds)
             self.states = Versions(self.run_folder.path / "states")
             everybody = f" of {federation.num_samples}" if federation.num_samples else ""
             samples = counted(data.facts.samples, "training sample")
@@ -305,6 +306,10 @@ class SiloClient(Manager):
         """Raise RunError for a request before WELCOME."""
         if not self.run_name:
             raise shareable(RunError(f"the server requests {request} before it has described the run"))
+        if self._over:
+            what = f"the server requests {request} in run {self.run_name}, which is over"
+            use = f"to continue it, remove {self.run_folder.path / 'summary.json'}, and restart this silo"
+            raise shareable(RunError(f"{what}; {use}"), what)
 
     def use(self, session: Session) -> None:
         """Replace the session."""
@@ -320,6 +325,8 @@ class SiloClient(Manager):
     def _train(self, message: Message) -> None:
         self.check_joined("training")
         session, round, meta = self.session, message.round, message.meta
+        rounds = session.federation.rounds
+        facts.number({"round": round}, "round", 0, rounds - 1, "TRAIN")
         self.answers.asked(session, message)
         if self.upload is not None and self.upload[0] == round:
             self._send_upload()
@@ -327,8 +334,6 @@ class SiloClient(Manager):
         begun = time.perf_counter()
         if num_bytes(session.start.values()) > self.recipe.comm.upload_memory_mb * 2**20:
             trim()
-        rounds = session.federation.rounds
-        facts.number({"round": round}, "round", 0, rounds - 1, "TRAIN")
         before = facts.number(meta, "state_round", -1, rounds - 1, "TRAIN")
         kept = facts.numbers(meta, "kept_rounds", 0, rounds - 1, "TRAIN")
         times = facts.number(meta, "times_selected", 1, rounds, "TRAIN")
@@ -460,8 +465,9 @@ class SiloClient(Manager):
 
     def _verdict(self, message: Message) -> None:
         round = message.round
-        if self.upload is not None and self.upload[0] == round:
-            self.upload, self._round = None, -1  # so that HELLO does not announce this upload
+        if self.upload is None or self.upload[0] != round:
+            return
+        self.upload, self._round = None, -1  # so that HELLO does not announce this upload
         if not message.meta.get("taken"):
             text = f"round {round + 1}: the server did not use this silo's upload: {reason(message)}"
             self.show.note(text, log.WARNING)
@@ -476,7 +482,7 @@ class SiloClient(Manager):
             self.failure = LabelSkewError(names or f"the server turned this silo away: {reason(message)}")
             self.transport.stop_receive_message()
             return
-        if self.run_name:
+        if self.run_name and not self._over:
             weights = group(message.tensors, "model")
             check_upload(weights, self.session.start, where="the server's final model")
             last = facts.number(meta, "state_round", -1, self.session.federation.rounds - 1, "FINISH")
@@ -494,13 +500,15 @@ class SiloClient(Manager):
                 file = self.run_folder.path / "personalised.safetensors"
                 model_file.save(personalised, file, metadata, private=True)
             method, samples = self.recipe.method_name, self.data.facts.samples
-            about = {"run": self.run_name, "silo": self.rank, "method": method, "samples": samples}
-            result = self.run_folder.finish(self.session, **about, data=fingerprint(self.data.data))
+            rounds = self.session.federation.rounds
+            about = {"run": self.run_name, "comm_round": rounds, "silo": self.rank, "method": method}
+            result = self.run_folder.finish(self.session, **about, samples=samples, data=fingerprint(self.data.data))
             if (accuracy := result.get("final_accuracy")) is not None:
                 tests = counted(len(self.data.data.test.y), "test sample")
                 self.show.note(f"accuracy of the last tested model on this silo's own {tests}: {100 * accuracy:.2f} %")
+        if self.run_name:
             self.show.note(f"the run is over; results: {self.run_folder.path}")
-        if not self.run_name or self.answers.tests_at_once:
+        if not self.run_name or self._over or self.answers.tests_at_once:
             self.send(Kind.FINISH, SERVER)
         self.transport.stop_receive_message()
         self.answers.finished()
@@ -512,6 +520,13 @@ class OwnFolder(RunFolder):
     def __init__(self, folder: Path, name: str, run: str) -> None:
         earlier = sorted(folder.glob(f"*{run}"))
         super().__init__(earlier[0] if earlier else folder / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{run}")
+
+    def over(self, rounds: int) -> bool:
+        """Whether this run has already ended after at least ``rounds`` rounds."""
+        try:
+            return int(json.loads(read_text(self.path / "summary.json"))["comm_round"]) >= rounds
+        except (FileNotFoundError, ValueError, KeyError):  # not at its end; KeyError: of an earlier version
+            return False
 
     def trained(self, round: int, result: LocalResult, **sizes: int) -> None:
         """Record training and message sizes; drop the records of later rounds."""

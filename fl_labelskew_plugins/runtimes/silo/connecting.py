@@ -46,6 +46,8 @@ class Trust:
     revoked: Revocations | None
     certificate: bytes = b""
     """PEM of the last checked certificate, the only one that gRPC trusts."""
+    connected: bool = False
+    """Whether the server has accepted this silo before; then no other program at its address can end this silo."""
 
     def __post_init__(self) -> None:
         self.known: dict[str, Any] = {"rank": 0, "peer": self.address}
@@ -60,7 +62,10 @@ class Trust:
         try:
             self.certificate = _shown(self.address, self.tls)
         except ssl.SSLError as error:
-            if final := _hopeless(str(error)):
+            final = _hopeless(str(error))
+            if final and self.connected:
+                return final
+            if final:
                 raise LabelSkewError(f"the server at {self.address}: {final}") from None
             return "it closes connections"
         except OSError as error:
@@ -215,6 +220,7 @@ class SiloTransport(Transport):
                     return False, False, ""
             joined = any(key == streams.TAKEN for key, _ in call.initial_metadata() or ())
             if joined:
+                self._trust.connected = True
                 self._print_line(f"connected to the server at {self.address}")
                 self.audit.note("connected", **known)
                 self._outbox = outbox
@@ -222,7 +228,7 @@ class SiloTransport(Transport):
             hashing = streams.Hashing(call, wanted=self.audit.digests)
             while self._read(hashing):
                 heard = True
-                if self.quiet:
+                if self.quiet or self.arrived.qsize() > streams.QUEUED:
                     self._wait_for_handlers()
             reason = "it has closed the connection"
         except self._grpc.RpcError as error:
@@ -253,6 +259,8 @@ class SiloTransport(Transport):
         reason = (self._trust.doubt() if code == "CANCELLED" else "") or in_words(call.details())
         if not self._stopping.is_set() and (final := _hopeless(reason, code)):
             self._trust.refused(final)
+            if self._trust.connected and code == "UNAVAILABLE":  # perhaps not the server, and it is back later
+                return final
             raise LabelSkewError(f"the server at {self.address}: {final}") from None
         if code in ("RESOURCE_EXHAUSTED", "ALREADY_EXISTS"):
             return f"it refused this silo, which {reason}"

@@ -18,8 +18,9 @@ from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.files import read_text, write_text
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe import parse as recipes
-from fl_labelskew_plugins.recipe.conflicts import fewest_opened, quorum
+from fl_labelskew_plugins.recipe.conflicts import quorum
 from fl_labelskew_plugins.recipe.model import Recipe
+from fl_labelskew_plugins.recipe.privacy import fewest_opened
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runtimes.silo import keys

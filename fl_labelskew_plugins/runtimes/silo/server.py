@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
@@ -41,8 +42,8 @@ from fl_labelskew_plugins.tensors import State, Weights, joined, num_bytes, trim
 
 SLACK = 2**20
 """Maximum bytes of a message without its tensors."""
-MAX_TERMS = 100
-"""Maximum number of loss terms in the metrics: a silo could report new names in each round."""
+MAX_TERMS = 20
+"""Maximum number of a silo's loss terms: it could report new names in each round."""
 MAX_VISITS = 5
 """Maximum number of log lines per minute about a silo that reconnects repeatedly."""
 HEAVY = 0.9
@@ -146,7 +147,7 @@ class Uploads(SiloExchange):
         self._news: State
         self.close()
         self._taken: dict[int, int] = {}
-        self._terms = set[str]()
+        self._terms = defaultdict[int, set[str]](set)
         self._comm, self._heavy = server.recipe.comm, set[tuple[int, int, bool]]()
         self.handlers = {Kind.UPLOAD: self._received}
 
@@ -227,7 +228,7 @@ class Uploads(SiloExchange):
             poll.settled.add(client)
             members.warn(f"round {round + 1}: upload of silo {client + 1} refused: {error}")
             return {"taken": False, "reason": str(error)}
-        self._limit_terms(result.loss_terms)
+        self._limit_terms(client, result.loss_terms)
         poll.answers[client], self._taken[client] = result, round
         if self._judge.ratio is not None:
             change, sends = server.optimizer.sends_change, session.method.sends
@@ -236,12 +237,13 @@ class Uploads(SiloExchange):
                 poll.held.add(client)
         return TAKEN
 
-    def _limit_terms(self, terms: dict[str, float]) -> None:
-        """Remove loss terms with new names when there are too many names."""
+    def _limit_terms(self, client: int, terms: dict[str, float]) -> None:
+        """Remove a silo's loss terms with new names when it has sent too many names."""
+        known = self._terms[client]
         for name in list(terms):
-            if len(self._terms) < MAX_TERMS:
-                self._terms.add(name)
-            elif name not in self._terms:
+            if len(known) < MAX_TERMS:
+                known.add(name)
+            elif name not in known:
                 del terms[name]
 
     def _received(self, message: Message) -> None:
@@ -367,9 +369,9 @@ def check_counts(tensors: Mapping[str, Tensor], session: Session) -> None:
         if session.method.sends.get(name) != "counts":
             continue
         if bool((value < 0).any()):
-            raise RunError(f"{name} has negative counts")
+            raise RunError(f"{name} has negative values")
         if value.double().sum() > most:
-            raise RunError(f"{name} are of more than {most} training samples (comm_args.max_samples of the server)")
+            raise RunError(f"the sum of {name} is above {most} (comm_args.max_samples of the server)")
 
 
 class SiloServer(Manager):

@@ -26,9 +26,9 @@ from fl_labelskew_plugins.engine.sums import VECTOR, Sums, as_tensor, as_vector
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.files import read_text
 from fl_labelskew_plugins.machine.text import counted
-from fl_labelskew_plugins.recipe.conflicts import fewest_opened, fewest_summed
+from fl_labelskew_plugins.recipe.conflicts import fewest_summed
 from fl_labelskew_plugins.recipe.model import Recipe
-from fl_labelskew_plugins.recipe.privacy import MULTIPLIER
+from fl_labelskew_plugins.recipe.privacy import MULTIPLIER, fewest_opened
 from fl_labelskew_plugins.runs.session import Session
 from fl_labelskew_plugins.runtimes.silo import streams
 from fl_labelskew_plugins.runtimes.silo.client import Answers, SiloClient, described
@@ -115,6 +115,10 @@ class SummedOpening(Opening):
             use = f"1 to {most} (comm_args.max_samples per silo); begin a new run without the faulty silo"
             raise RunError(f"{members.where}: {what}; allowed: {use}")
         samples, tests = server.open_sum(vector, clients)
+        if tests > samples:
+            log.warn(
+                f"the silos report {tests} test samples and only {samples} training samples; some numbers may be wrong"
+            )
         content = {"samples": samples, "test_samples": tests, "clients": clients, "sum": vector.tobytes().hex()}
         self.server.folder.write_json(OPENED, content)
         self._set_samples(samples)
@@ -529,6 +533,10 @@ def sizes(recipe: Recipe) -> Callable[[int], Sizes]:
 def weaknesses(recipe: Recipe) -> Iterator[str]:
     """Warnings about sums that can reveal too much."""
     if recipe.privacy.noise_multiplier is not None:
+        threshold, clients = fewest_summed(recipe), recipe.train.clients_per_round
+        if 2 * threshold - clients < 2:
+            what = f"{threshold} of {clients}: a server and one silo that cooperate can see a single silo's vector"
+            yield f"comm_args.secure_threshold: {what}, with only that silo's noise; use a larger value"
         return
     what = "secure aggregation without noise does not protect silos from a server that cheats"
     yield f"{what}; {MULTIPLIER} adds noise to the sums"

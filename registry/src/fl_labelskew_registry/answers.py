@@ -10,7 +10,9 @@ from typing import Any, get_args, get_origin
 
 from fl_labelskew_registry.contracts import Method
 
-TERM = re.compile(r"[A-Za-z0-9._+-]{1,40}")  # names of loss terms, which appear in files and on terminals
+TERM = re.compile(
+    r"(?!.{41})[A-Za-z0-9_+-]+(\.[A-Za-z0-9_+-]+)*"
+)  # names of loss terms, which appear in files and on terminals
 Check = Callable[..., str]
 
 
@@ -92,7 +94,8 @@ def _stages(_: object, stages: Any, *__: Any) -> str:
 def _terms(_: object, terms: Any, *__: Any) -> str:
     for name, term in terms.items():
         if not TERM.fullmatch(name):
-            return f"returned a term named {name[:40]!r}; expected at most 40 letters, digits and ._+-"
+            expected = "at most 40 letters, digits and _+-, with single dots between them"
+            return f"returned a term named {name[:40]!r}; expected {expected}"
         if term.numel() != 1:
             return f"returned {described(term)} as {name!r}; expected scalars"
     return ""

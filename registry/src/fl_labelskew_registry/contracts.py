@@ -138,7 +138,8 @@ class Total:
 
     ``tensors``: sums by name, with secure aggregation float32 in steps of 1e-6; ``clients``: number of uploads, or of
     openings; ``round``: from 0, also 0 for the opening; ``contributions``: of each client, by ascending id, if the
-    method is ``individual``; ``closing``: whether this is the closing exchange.
+    method is ``individual``; ``closing``: whether this is the closing exchange;
+    ``federation``: facts about the run, None only in tests.
     """
 
     tensors: Tensors
@@ -146,6 +147,7 @@ class Total:
     round: int = 0
     contributions: Sequence[Contribution] = ()
     closing: bool = False
+    federation: Federation | None = None
 
 
 @dataclass(frozen=True)

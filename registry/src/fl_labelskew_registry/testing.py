@@ -19,6 +19,7 @@ from fl_labelskew_registry.contracts import (
     Aggregated,
     Batch,
     ClientView,
+    Contribution,
     Federation,
     Method,
     Optimizer,
@@ -52,7 +53,8 @@ def check_method(kind: type[Method], params: Any = None) -> None:
     inputs, labels = torch.randn(SAMPLES, 2), torch.tensor([0, 0, 1, 1])
     state: dict[str, Any] = {}
     opened = _call(method, "opening", _view(model, {}, {}, labels, inputs))
-    shared = dict(_call(method, "open", Total(opened, 1)))
+    total = Total(opened, 1, contributions=[Contribution(0, opened)] * method.individual, federation=run)
+    shared = dict(_call(method, "open", total))
     for hook, given in (("deviations", ()), ("warnings", (run,)), ("report", (run,)), ("protects", ())):
         _call(method, hook, *given)
     for round in range(run.rounds):
@@ -72,7 +74,8 @@ def check_method(kind: type[Method], params: Any = None) -> None:
         if method.protects():
             _call(method, "protect", {name: torch.zeros_like(p) for name, p in model.named_parameters()}, view)
         _call(method, "private_logits", inputs, view)
-        total = Total(sent, 1, round, closing=method.closing and round == run.rounds - 1)
+        closing = method.closing and round == run.rounds - 1
+        total = Total(sent, 1, round, [Contribution(0, sent)] * method.individual, closing, run)
         shared, state = dict(_call(method, "combine", total, shared)), view.state
         server = ServerView(round, shared, run, view.generator, _frozen(model), total.closing)
         _call(method, "after_aggregation", model.state_dict(), server)

@@ -63,12 +63,15 @@ def test_without_discrepancy_the_mean_is_fedavgs(digits):
         torch.testing.assert_close(disco.server.weights[name], value, atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("weight", [-0.1, 1.5, None])
-def test_a_weight_out_of_range_is_refused(digits, weight):
+@pytest.mark.parametrize(
+    ("weight", "problem"),
+    [(-0.1, ": weight has negative values"), (1.5, " has the weight 1.5"), (None, " has no weight")],
+)
+def test_a_weight_out_of_range_is_refused(digits, weight, problem):
     run = digits("feddisco")
     result = run.fit(0)
     result.contributions = {} if weight is None else {"weight": torch.tensor(weight)}
-    with pytest.raises(RunError, match="upload of client 0 has " + ("no weight" if weight is None else "the weight")):
+    with pytest.raises(RunError, match="upload of client 0" + problem):
         run.server.check(0, 0, result)
 
 
@@ -82,17 +85,19 @@ def test_a_round_in_which_all_weights_are_0_keeps_the_model(digits, capsys):
 
 def test_equal_distributions_have_no_discrepancy(world):
     method = FedDisco()
-    shared = method.open(Total({"discrepancy": torch.tensor(0.0, dtype=torch.float64)}, 10))
+    none = Contribution(0, {"discrepancy": torch.tensor(0.0, dtype=torch.float64)})
+    shared = method.open(Total(none.tensors, 1, contributions=[none], federation=world.federation))
     view = world.client(shared=shared, counts=torch.full((5,), 8))
     assert method.contribute(view)["weight"].item() == pytest.approx((5 * 40 / 400 + 0.1) / 5.1)
 
 
-def test_a_negative_discrepancy_counts_as_0():
-    """Otherwise one client could make the sum tiny, and so the weights of all others 0."""
-    sent = [torch.tensor(value, dtype=torch.float64) for value in (0.7, 1.1, -1.8 + 1e-6)]
-    openings = [Contribution(k, {"discrepancy": value}) for k, value in enumerate(sent)]
-    shared = FedDisco().open(Total({"discrepancy": sum(sent)}, 3, contributions=openings))
-    assert shared["discrepancy"].item() == pytest.approx(1.8)
+@pytest.mark.parametrize(("value", "counted"), [(-1.8 + 1e-6, 0.0), (-1e308, 0.0), (1.7e308, math.log(5))])
+def test_an_impossible_discrepancy_counts_as_the_nearest_possible_one(world, value, counted):
+    """Otherwise one client could make the weights of all others 0."""
+    sent = [torch.tensor(number, dtype=torch.float64) for number in (0.7, 1.1, value)]
+    openings = [Contribution(k, {"discrepancy": number}) for k, number in enumerate(sent)]
+    total = Total({"discrepancy": sum(sent)}, 3, contributions=openings, federation=world.federation)
+    assert FedDisco().open(total)["discrepancy"].item() == pytest.approx(1.8 + counted)
 
 
 @pytest.mark.parametrize("other", ["fedlc", "fedmr"])

@@ -61,6 +61,7 @@ def lines(tmp_path, text, method="fedavg", train="", comm="", more="", own="", o
         (SIGMA, {"method": "fedrs, upload_clip: 1, upload_sigma: 0.05"}, "of 0.05; set more noise, or change this"),
         (COUNTS, {"method": "fedshift"}, "count_noise: 4 does not allow noise of 0;"),
         (COUNTS, {"method": "fedmr"}, "count_noise: 4 does not allow noise of 0;"),
+        (COUNTS, {"method": "feddisco"}, "count_noise: 4 does not allow noise of 0;"),
         (COUNTS, shift("count_noise: 3"), "count_noise: 4 does not allow noise of 3;"),
         (GAUSSIAN % "count_noise", shift("count_noise: 4"), "count_noise: gaussian does not allow laplace noise; set"),
         (LAPLACE, shift("count_noise: 4, count_noise_type: gaussian"), "laplace does not allow gaussian noise;"),

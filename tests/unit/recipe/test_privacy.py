@@ -4,8 +4,8 @@ import pytest
 from recipe_texts import cross_silo, only_line, text_with
 
 from fl_labelskew_plugins.recipe import parse
-from fl_labelskew_plugins.recipe.conflicts import fewest_opened, fewest_summed
-from fl_labelskew_plugins.recipe.privacy import Leaving, Noise, leaving, on_counts
+from fl_labelskew_plugins.recipe.conflicts import fewest_summed
+from fl_labelskew_plugins.recipe.privacy import Leaving, Noise, fewest_opened, leaving, on_counts
 
 BUDGET = "privacy_args.budget={epsilon: 8, delta: 1e-5}"
 RS = ["method_args.method=fedrs", "method_args.upload_clip=20"]
@@ -102,6 +102,15 @@ def test_fewest_clients_of_a_sum():
     some = [totals[10], "train_args.client_num_per_round=5"]
     assert (fewest(*some), fewest(*some, *SUM)) == ((5, 10), (4, 9))
     assert fewest(*some, "comm_args.secure_threshold=3") == (3, 8)
+
+
+def test_an_opening_without_noise_is_over_all_clients():
+    """A second run without one silo would reveal its class counts."""
+
+    def fewest(*overrides):
+        return fewest_opened(parse.parse(text_with(), overrides=[*SUM, "method_args.method=fedshift", *overrides]))
+
+    assert (fewest(), fewest("method_args.count_noise=4")) == (10, 7)
 
 
 @pytest.mark.parametrize(

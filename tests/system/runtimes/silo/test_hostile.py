@@ -200,8 +200,8 @@ def test_prototypes_and_counts_out_of_all_proportion_are_refused_too(federation)
     FakeSilo(federation.address, [with_prototypes(3.4e38, 40), with_prototypes(1.0, 2**60), with_prototypes(1.0, -1.0)])
     finished(server, *silos)
     assert "round 1: upload of silo 3 refused: the norm of its sums is " in server.text
-    assert "round 2: upload of silo 3 refused: counts are of more than 1000000000 training samples" in server.text
-    assert "upload of silo 3 refused: round 3: upload of client 2: counts has negative counts" in server.text
+    assert "round 2: upload of silo 3 refused: the sum of counts is above 1000000000 (comm_args" in server.text
+    assert "upload of silo 3 refused: round 3: upload of client 2: counts has negative values" in server.text
     assert left_out(federation) == [[2], [2], [2]]
 
 
@@ -226,7 +226,7 @@ def test_class_sums_that_only_one_silo_sends_are_bounded(federation):
     ("opening", "reason"),
     [
         # the sum would pass the limit of samples, and leave no other class in the prior
-        ({"smoothed": [1e300, -1e300, *[1.0] * 8]}, "smoothed has negative counts"),
+        ({"smoothed": [1e300, -1e300, *[1.0] * 8]}, "smoothed has negative values"),
         ({}, "its opening lacks smoothed"),
     ],
 )
@@ -292,6 +292,7 @@ def test_a_dominant_silo_is_reported_and_too_many_samples_are_refused(federation
 
 
 def weight_alone(weight):
+    """A weight near 0 counts as 0: its inverse would not be finite."""
     return changed("contribution/weight", torch.tensor(weight))
 
 
@@ -300,7 +301,7 @@ def test_a_silo_that_makes_the_weights_of_all_others_0_is_reported(federation):
     federation.overrides = ["method_args.method=feddisco", "train_args.comm_round=2", "comm_args.quorum_timeout_s=5"]
     server, silos = federation.server(), federation.silos(1, 2)
     opening = {"discrepancy": torch.tensor(0.0, dtype=torch.float64)}
-    answers = [weight_alone(1.0), weight_alone(0.0)]
+    answers = [weight_alone(1.0), weight_alone(1e-30)]
     FakeSilo(federation.address, answers, opening=opening, facts=FACTS | {"samples": 8000})
     finished(server, *silos)
     what = "silo 3 has 100 % of the weight of round 1: this silo declares the weight 1, and all silos together 1"
@@ -311,11 +312,11 @@ def test_a_silo_that_makes_the_weights_of_all_others_0_is_reported(federation):
 def test_new_names_of_loss_terms_do_not_fill_the_metrics(federation):
     federation.overrides = ["train_args.comm_round=3", "comm_args.send_measures=true"]
     server, silos = federation.server(), federation.silos(1, 2)
-    FakeSilo(federation.address, [upload_of(loss_terms={f"{r}.{k}": 1.0 for k in range(40)}) for r in range(3)])
+    FakeSilo(federation.address, [upload_of(loss_terms={f"{r}.{k}": 1.0 for k in range(15)}) for r in range(3)])
     finished(server, *silos)
-    names = set().union(*(line["loss_terms"] for line in federation.lines()))
-    assert len(names) == 100
-    assert "cross_entropy" in names
+    for line in federation.lines():
+        assert "cross_entropy" in line["loss_terms"]
+    assert len(set().union(*(line["loss_terms"] for line in federation.lines()))) == 21
 
 
 class LeavesBeforeTraining(FakeSilo):

@@ -27,11 +27,11 @@ ASKED = {"times_selected": 1, "state_round": -1, "kept_rounds": [], "personalise
 class FakeServer:
     """Welcomes silo 1 to a run and asks for one answer after the other; then it says that the run is over.
 
-    ``questions``: round, a factor of the weights, and the kind if that is not TRAIN.
+    ``questions``: round, a factor of the weights, and the kind if that is not TRAIN; ``factor``: of the final weights.
     """
 
-    def __init__(self, address, recipe, questions, *, run="a" * 16, tls=None, quorum=2, **federation):
-        self.session = recipe
+    def __init__(self, address, recipe, questions, *, run="a" * 16, tls=None, quorum=2, factor=1.0, **federation):
+        self.session, self.factor = recipe, factor
         self.questions, self.run, self.quorum = list(questions), run, quorum
         self.federation = replace(recipe.federation, **federation)
         self.uploads, self.tests, self.failed, self.kinds = [], [], None, []
@@ -60,7 +60,8 @@ class FakeServer:
     def ask(self):
         weights = {f"model/{name}": value for name, value in self.session.start.items()}
         if not self.questions:
-            self.send(Kind.FINISH, meta={"done": True, "state_round": -1}, tensors=weights)
+            final = {name: value * self.factor for name, value in weights.items()}
+            self.send(Kind.FINISH, meta={"done": True, "state_round": -1}, tensors=final)
             return
         round, factor, *kind = self.questions.pop(0)
         meta = ASKED | {"kept_rounds": list(range(len(self.uploads)))}  # which is none of the question
@@ -94,6 +95,24 @@ def scene(federation, transports):
 
 def refusal(federation, key, text):
     return f"error: {federation.folder / 'one.yaml'}: policy.{key}: {text}, which the server asks for\n"
+
+
+def test_a_server_cannot_reopen_a_run_that_is_over(scene, federation):
+    """It would replace the silo's results."""
+    _, process, code = scene({}, [(0, 1.0)])
+    assert code == 0, process.text
+    (folder,) = (federation.folder / "silo-1").glob("*" + "a" * 16)
+    kept = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    server, process, code = scene({}, [(0, 2.0)])
+    assert code == 1
+    text = f"the server requests training in run {'a' * 16}, which is over"
+    assert process.text.endswith(
+        f"error: {text}; to continue it, remove {folder}/summary.json, and restart this silo\n"
+    )
+    assert (server.uploads, server.failed) == ([], text)
+    _, process, code = scene({}, factor=0.0)
+    assert (code, f"the run is over; results: {folder}" in process.text) == (0, True)
+    assert {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()} == kept
 
 
 def test_a_server_gets_at_most_the_answers_of_the_policy(scene, federation):

@@ -613,6 +613,21 @@ def test_a_server_of_another_name_is_not_the_server(start, tmp_path):
         silo.wait(Kind.JOINED)
 
 
+def test_a_silo_that_was_connected_waits_when_another_program_answers(start, certificates, others):
+    """Without a certificate of the federation, somebody at the address cannot stop silos."""
+    server, lines = start(tls=True), []
+    address = server.transport.address
+    silo = start.silo(address, tls=files(certificates, "silo-1"), print_line=lines.append)
+    silo.wait(Kind.JOINED)
+    server.transport.stop_receive_message()
+    silo.wait(Kind.LEFT)
+    impostor = start(address, tls=files(others, "server"))
+    wait_until(lambda: any("was not issued by this silo's ca.pem" in line for line in lines))
+    impostor.transport.stop_receive_message()
+    start(address, tls=True)
+    silo.wait(Kind.JOINED)
+
+
 @contextlib.contextmanager
 def impostor(handle):
     from concurrent.futures import ThreadPoolExecutor

@@ -156,6 +156,35 @@ def test_a_server_that_provokes_complaints(play):
     assert line == "1 silos share masks, but this silo requires at least 3"
 
 
+@pytest.mark.parametrize("colluding", [0, 1])
+def test_a_server_and_colluding_silos_that_isolate_a_silo(hospitals, colluding):
+    """Of five silos with t = 3, ``2t - n = 1`` colluding silo suffices: a limit that the documents state.
+
+    Silos 1, 2 and 3 see correct shares and sign; 4 and 5 complain, which reveals their keys.
+    """
+    about, ranks = attempt(at_least=3, at_most=5), range(1, 6)
+    play = Play(hospitals(5), about, vectors(ranks, about)).upto(2)
+    dealt = {rank: play.server.dealt(rank) for rank in ranks}
+    signed = {rank: play.silos[rank].check(dealt[rank])[rank] for rank in (1, 2, 3)}
+    keys = {1: play.silos[1]._share_secret} if colluding else {}
+    for rank in (4, 5):
+        sealed, commitments = dealt[rank][2]
+        answer = play.silos[rank].check(dealt[rank] | {2: (bytes([sealed[0] ^ 1]) + sealed[1:], commitments)})
+        keys[rank] = int.from_bytes(answer[2], "big")
+    vector = play.silos[2].mask(play.values[2], signed)
+    pairs = {}
+    for rank, key in keys.items():
+        sealed, commitments = dealt[rank][2]
+        way = shares.Way(about, 2, rank, play.silos[2].roster, commitments)
+        pairs[rank] = way.opened(sealed, masks.key_pair(key), Advert.unpack(play.sent[0, 2]).share_key)
+    seed, key = (shares.combined({rank: pair[i] for rank, pair in pairs.items()}) for i in (0, 1))
+    masks.add_own(vector, seed, 2, about, remove=True)
+    for peer in (1, 3):  # silos 4 and 5 did not sign
+        other = Advert.unpack(play.sent[0, peer]).mask_key
+        masks.add_shared(vector, masks.key_pair(key), 2, other, peer, about, remove=True)
+    assert np.array_equal(vector, play.values[2]) == bool(colluding)
+
+
 def test_a_server_that_drops_a_silo_after_its_vector_has_come(play):
     """It claims that silo 4 is lost, to get its key, and has its vector. Silo 4's own mask stays secret."""
     play.upto(4)
