@@ -78,7 +78,10 @@ def scene(federation, transports):
     federation.host = "none"
     federation.recipe.write_text(federation.recipe.read_text() + OWN)
 
-    def play(policy, questions=(), **options):
+    def play(policy, questions=(), *, over=False, **options):
+        for file in (federation.folder / "silo-1").glob("*/summary.json"):
+            if not over:
+                file.unlink()  # as if the run of the last call had not ended
         (federation.folder / "one.yaml").write_text(f"policy: {json.dumps(policy)}")
         silo_recipe = recipes.silo(recipes.load(federation.recipe, federation.overrides), 1)
         data = facts.load(silo_recipe, 0)
@@ -103,14 +106,14 @@ def test_a_server_cannot_reopen_a_run_that_is_over(scene, federation):
     assert code == 0, process.text
     (folder,) = (federation.folder / "silo-1").glob("*" + "a" * 16)
     kept = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
-    server, process, code = scene({}, [(0, 2.0)])
+    server, process, code = scene({}, [(0, 2.0)], over=True)
     assert code == 1
     text = f"the server requests training in run {'a' * 16}, which is over"
     assert process.text.endswith(
         f"error: {text}; to continue it, remove {folder}/summary.json, and restart this silo\n"
     )
     assert (server.uploads, server.failed) == ([], text)
-    _, process, code = scene({}, factor=0.0)
+    _, process, code = scene({}, over=True, factor=0.0)
     assert (code, f"the run is over; results: {folder}" in process.text) == (0, True)
     assert {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()} == kept
 
