@@ -22,8 +22,8 @@ common_args: {{random_seed: 3}}
 data_args: {{dataset: digits}}
 partition_args: {{partition_method: pcdd, classes_per_client: 2}}
 model_args: {{model: mlp}}
-train_args: {{client_num_in_total: 6, client_num_per_round: 4, comm_round: {rounds}, epochs: 2, batch_size: 16,
-             learning_rate: 0.05, momentum: 0.9}}
+train_args: {{client_num_in_total: 6, client_num_per_round: 4, comm_round: {rounds}, epochs: 2, batch_size: 32,
+             learning_rate: 0.1, momentum: 0.9}}
 method_args: {{method: {method}}}
 device_args: {{threads: 1}}
 tracking_args: {{checkpoint_every: 3}}
@@ -258,23 +258,6 @@ def test_a_mistake_is_one_line_and_exit_code_2(undisturbed, tmp_path, words):
     assert len(result.stderr.splitlines()) == 1
     assert words in result.stderr
     assert not (tmp_path / "runs").exists()
-
-
-def test_nothing_contacts_the_network(tmp_path):
-    code = """
-import socket, sys
-calls = []
-def refuse(*arguments, **options):
-    calls.append(arguments)
-    raise OSError("no network in this test")
-socket.socket.connect = socket.socket.connect_ex = socket.getaddrinfo = socket.gethostbyname = refuse
-from fl_labelskew_plugins.cli.main import main
-main(["run", sys.argv[1], "--run-dir", "run", "--quiet"], standalone_mode=False)
-print(calls)
-"""
-    command = [sys.executable, "-c", code, str(write(tmp_path, "fedshift", rounds=2))]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)
-    assert done.stdout == "[]\n"
 
 
 def test_divergence_is_one_line_and_exit_code_1(finish, tmp_path):
