@@ -178,11 +178,23 @@ def fashion_mnist(tmp_path_factory):
     return f"data_args.data_cache_dir={folder}"
 
 
-@pytest.fixture(scope="module")
-def pictures():
-    """From here on, runs of this file draw their pictures."""
+@contextlib.contextmanager
+def drawn():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FL_LABELSKEW_PICTURES", "yes")
+        yield
+
+
+@pytest.fixture(scope="session")
+def drawing():
+    """In its context, ``with drawing():``, runs draw their pictures; for fixtures of a module."""
+    return drawn
+
+
+@pytest.fixture
+def pictures():
+    """Runs of this test draw their pictures."""
+    with drawn():
         yield
 
 

@@ -1,5 +1,6 @@
 """Diagnostics of real runs: identical results, continuation after a kill, and refusals."""
 
+import contextlib
 import json
 import shutil
 from typing import get_args
@@ -35,17 +36,18 @@ FLAT = [name for name in get_args(DiagnosticName) if name != "feature_sphere"]
 
 
 @pytest.fixture(scope="module")
-def go(tmp_path_factory, pictures):
-    """Run the base recipe with overrides; returns the run's folder."""
+def go(tmp_path_factory, drawing):
+    """Run the base recipe with overrides, without or with pictures; returns the run's folder."""
     folder = tmp_path_factory.mktemp("runs")
     path = folder / "base.yaml"
     path.write_text(BASE)
     count = iter(range(100))
 
-    def go(*overrides, names=(), out=None):
+    def go(*overrides, names=(), out=None, pictures=False):
         out = out or folder / f"run{next(count)}"
         asked = [f"tracking_args.diagnostics=[{', '.join(names)}]"] if names else []
-        start.start(RunOptions(path, [*overrides, *asked], run_dir=out, quiet=True))
+        with drawing() if pictures else contextlib.nullcontext():
+            start.start(RunOptions(path, [*overrides, *asked], run_dir=out, quiet=True))
         return out
 
     go.load = lambda *overrides: parse.load(path, overrides)
@@ -54,7 +56,7 @@ def go(tmp_path_factory, pictures):
 
 @pytest.fixture(scope="module")
 def watched(go):
-    return go("tracking_args.diagnostics_every=2", names=FLAT)
+    return go("tracking_args.diagnostics_every=2", names=FLAT, pictures=True)
 
 
 def lines(folder, name):
@@ -85,9 +87,9 @@ def test_rounds_with_diagnostics(watched):
 
 @pytest.mark.parametrize("name", FLAT)
 def test_a_picture_of_each_diagnostic(watched, name):
-    image = np.asarray(Image.open(watched / "diagnostics" / f"{name}.png").convert("RGB"))
-    assert min(image.shape[:2]) > 200
-    assert len(np.unique(image.reshape(-1, 3), axis=0)) > 20
+    image = Image.open(watched / "diagnostics" / f"{name}.png").convert("RGB")
+    assert min(image.size) > 200
+    assert len(image.getcolors(2**24)) > 20
 
 
 def test_class_accuracy_after_aggregation_is_the_recall_of_the_metrics(watched):
@@ -177,7 +179,7 @@ def test_features_equal_those_of_the_saved_model(go, watched):
     assert last[1]["client"] == int(kept["client"])
 
 
-def test_a_resumed_run_appends_to_its_files(go, watched, tmp_path):
+def test_a_resumed_run_appends_to_its_files(go, watched, tmp_path, pictures):
     cut = shutil.copytree(watched, tmp_path / "cut")
     two = go("train_args.comm_round=2")
     (cut / "checkpoint" / "latest.safetensors").write_bytes((two / "checkpoint" / "latest.safetensors").read_bytes())
@@ -198,7 +200,7 @@ def test_the_sphere_of_a_network_of_three_features(go):
     folder = go(
         "data_args.dataset=circles", "data_args.per_class=100", "model_args.model=mlp", "model_args.hidden=[8, 3]",
         "train_args.client_num_in_total=2", "train_args.client_num_per_round=2", "train_args.comm_round=1",
-        "partition_args.classes_per_client=2", names=["feature_sphere"],
+        "partition_args.classes_per_client=2", names=["feature_sphere"], pictures=True,
     )  # fmt: skip
     kept = load_file(folder / "diagnostics" / "feature_sphere.safetensors")
     norms = kept["local.points"].norm(dim=1)
@@ -230,7 +232,7 @@ def test_training_in_other_processes_cannot_be_diagnosed(go):
 
 @pytest.mark.gpu
 def test_numbers_on_a_gpu_equal_those_on_a_cpu(go, watched):
-    folder = go("device_args.using_gpu=true", "tracking_args.diagnostics_every=2", names=FLAT)
+    folder = go("device_args.using_gpu=true", "tracking_args.diagnostics_every=2", names=FLAT, pictures=True)
     for name in ("class_accuracy", "deviation_bound", "proxy_gradients"):
         first, here = lines(watched, name)[0], lines(folder, name)[0]
         assert first.keys() == here.keys()

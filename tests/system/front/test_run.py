@@ -22,8 +22,9 @@ RECIPE = DIGITS | {"method_args": {"method": "map"}}
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory, pictures):
-    return fl.run(fl.load(RECIPE), tmp_path_factory.mktemp("runs") / "out", quiet=True)
+def finished(tmp_path_factory, drawing):
+    with drawing():
+        return fl.run(fl.load(RECIPE), tmp_path_factory.mktemp("runs") / "out", quiet=True)
 
 
 class _Stops:
