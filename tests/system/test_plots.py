@@ -20,8 +20,8 @@ def picture(path):
 def test_heat_map_of_few_and_many_clients(tmp_path):
     counts = np.array([[5, 0, 3], [0, 9, 1]])
     heat_map(counts, ["a", "b", "c"], tmp_path / "a.png", title="t")
-    few = picture(tmp_path / "a.png")
-    assert len(np.unique(few.reshape(-1, 3), axis=0)) > 20
+    picture(tmp_path / "a.png")
+    assert len(colours_of(tmp_path / "a.png")) > 20
     counts = np.random.default_rng(0).integers(0, 5, (200, 60))
     heat_map(counts, [str(c) for c in range(60)], tmp_path / "b.png", title="t")
     picture(tmp_path / "b.png")
@@ -178,8 +178,8 @@ def test_a_legend_of_many_lines_stands_above_the_chart(tmp_path):
 
 def colours_of(path):
     """Every colour of a picture as hexadecimal text."""
-    rows = np.unique(np.asarray(Image.open(path).convert("RGB")).reshape(-1, 3), axis=0)
-    return {f"#{r:02x}{g:02x}{b:02x}" for r, g, b in rows.tolist()}
+    colours = Image.open(path).convert("RGB").getcolors(2**24)
+    return {f"#{r:02x}{g:02x}{b:02x}" for _, (r, g, b) in colours}
 
 
 def test_classes_have_distinct_colours_in_two_and_three_dimensions(tmp_path):
@@ -193,8 +193,9 @@ def test_classes_have_distinct_colours_in_two_and_three_dimensions(tmp_path):
     scatter(axes, points, labels, classes=3, solid=[0, 2])
     save(made, tmp_path / "sphere.png")
     for name in ("flat.png", "sphere.png"):
-        assert set(COLOURS[:3]) <= colours_of(tmp_path / name)
-        assert not set(COLOURS[3:]) & colours_of(tmp_path / name)
+        colours = colours_of(tmp_path / name)
+        assert set(COLOURS[:3]) <= colours
+        assert not set(COLOURS[3:]) & colours
 
 
 def test_labels_are_drawn_literally_and_powers_of_ten_as_powers(tmp_path):
