@@ -42,10 +42,11 @@ MEMORY = 2**20
 
 
 def outcome(statement, *files, most=MEMORY):
-    """The message of a statement's LabelSkewError, in a separate process; ``files`` are its ``sys.argv[1:]``."""
+    """The messages of a statement's LabelSkewErrors, for each ``file`` in turn, in one separate process."""
     code = (
         "import re, sys\nfrom pathlib import Path\nfrom fl_labelskew_registry import LabelSkewError\n"
-        f"try:\n    {statement}\nexcept LabelSkewError as error:\n    print(error)\n"
+        "for file in sys.argv[1:]:\n"
+        f"    try:\n        {statement}\n    except LabelSkewError as error:\n        print(error)\n"
         "kilobytes = int(re.search(r'VmHWM:\\s*(\\d+)', Path('/proc/self/status').read_text())[1])\n"
         f"assert kilobytes < {most}, kilobytes\n"
     )
@@ -53,7 +54,7 @@ def outcome(statement, *files, most=MEMORY):
     return subprocess.run(argv, check=True, stdout=subprocess.PIPE, text=True, timeout=60).stdout
 
 
-DECODE = "from fl_labelskew_plugins.data import pictures; pictures.decode(Path(sys.argv[1]), size=64, channels=3)"
+DECODE = "from fl_labelskew_plugins.data import pictures; pictures.decode(Path(file), size=64, channels=3)"
 
 
 def test_a_picture_that_is_postscript_starts_no_program(tmp_path, monkeypatch):
@@ -68,32 +69,32 @@ def test_a_picture_that_is_postscript_starts_no_program(tmp_path, monkeypatch):
     assert not trace.exists()
 
 
-def test_a_long_picture_is_refused_before_it_is_resized(tmp_path):
-    file = tmp_path / "long.png"
-    file.write_bytes(png(1, 60_000))
-    assert file.stat().st_size < 300
+def test_pictures_are_refused_before_they_are_read(tmp_path):
+    """In one process, which takes little memory for all of them."""
+    long, large = tmp_path / "long.png", tmp_path / "large.png"
+    long.write_bytes(png(1, 60_000))
+    assert long.stat().st_size < 300
+    large.write_bytes(png(13_300, 13_300))  # 172 kB, which took 900 MB in each thread
+    sparse = [tmp_path / "none.webp", tmp_path / "large.webp"]
+    for file, start in zip(sparse, (b"", b"RIFF\0\0\0\x20WEBPVP8 "), strict=True):
+        file.write_bytes(start)
+        os.truncate(file, 4 * 10**9)  # Pillow reads a WEBP as a whole
+    fifo = tmp_path / "fifo.png"
+    os.mkfifo(fifo)
+    *lines, last = outcome(DECODE, long, large, *sparse, fifo, most=200_000).splitlines()
     what = "is of 1 x 60000 pixels, and with a shorter side of 64 it would be of 64 x 3840000"
-    line = outcome(DECODE, file, most=200_000)
-    assert line == f"{file}: {what}; use an image that is less elongated\n"
+    assert lines == [
+        f"{long}: {what}; use an image that is less elongated",
+        f"{large}: is of 13300 x 13300 pixels; use a picture of at most 67108864 pixels",
+        *(f"{file}: is of 4.0 GB; use a picture of at most 536.9 MB" for file in sparse),
+    ]
+    assert last.startswith(f"{fifo}: is not a valid image (")
+    assert "it is a FIFO or device, not a regular file" in last
 
 
-def test_a_large_picture_is_refused_before_it_is_decoded(tmp_path):
-    """13300 x 13300 pixels in 172 kB took 900 MB in each thread; 8192 x 8192 are read."""
-    file = tmp_path / "large.png"
-    file.write_bytes(png(13_300, 13_300))
-    line = outcome(DECODE, file, most=200_000)
-    assert line == f"{file}: is of 13300 x 13300 pixels; use a picture of at most 67108864 pixels\n"
-    file.write_bytes(png(8192, 8192))
-    assert outcome(DECODE, file) == ""
-
-
-@pytest.mark.parametrize("end", [b"", b"RIFF\0\0\0\x20WEBPVP8 "], ids=["no picture", "WEBP"])
-def test_a_picture_file_of_many_bytes_is_refused_before_it_is_read(tmp_path, end):
-    """A sparse file of 4 GB; Pillow reads a WEBP as a whole, and so did the digest of a data set's files."""
-    file = tmp_path / "large.webp"
-    file.write_bytes(end)
-    os.truncate(file, 4 * 10**9)
-    assert outcome(DECODE, file, most=200_000) == (f"{file}: is of 4.0 GB; use a picture of at most 536.9 MB\n")
+def test_a_picture_of_8192_x_8192_pixels_is_read(tmp_path):
+    (tmp_path / "large.png").write_bytes(png(8192, 8192))
+    assert outcome(DECODE, tmp_path / "large.png") == ""
 
 
 def test_digest_of_a_large_picture_file_takes_little_memory(tmp_path):
@@ -104,15 +105,8 @@ def test_digest_of_a_large_picture_file_takes_little_memory(tmp_path):
             (tmp_path / name / f"{number}.png").write_bytes(png(32, 32))
     os.truncate(tmp_path / "a" / "0.png", 400 * 10**6)
     code = "from fl_labelskew_plugins.data.image_folder import ImageFolder as F; "
-    code += "F(F.Params(image_size=32)).load(Path(sys.argv[1]), download=False, seed=0)"
+    code += "F(F.Params(image_size=32)).load(Path(file), download=False, seed=0)"
     assert outcome(code, tmp_path, most=300_000) == ""
-
-
-def test_a_picture_that_is_a_fifo_is_one_line(tmp_path):
-    os.mkfifo(tmp_path / "a.png")
-    line = outcome(DECODE, tmp_path / "a.png")
-    assert line.startswith(f"{tmp_path}/a.png: is not a valid image (")
-    assert "it is a FIFO or device, not a regular file" in line
 
 
 @pytest.mark.parametrize("kind", [2, 5, 7, 12])
@@ -196,18 +190,22 @@ def test_a_crafted_archive_is_one_line(tmp_path, write, says):
     assert line.endswith("; use one written by numpy.savez, without objects")
 
 
-LOAD = "from fl_labelskew_plugins.data.{} import {} as D; D(D.Params()).load(Path(sys.argv[1]), download=False, seed=0)"
+LOAD = "from fl_labelskew_plugins.data.{} import {} as D; D(D.Params()).load(Path(file), download=False, seed=0)"
 LOAD_ARCHIVE, LOAD_TABLE = LOAD.format("npz", "Npz"), LOAD.format("table", "Table")
 
 
-@pytest.mark.parametrize(("name", "array"), [("x", np.zeros((2**20, 200), bool)), ("y", np.zeros(3 * 10**7, "S1"))])
-def test_an_archive_is_measured_by_its_converted_arrays(tmp_path, name, array):
-    """A byte becomes two float32, or a text of 150 bytes and more."""
-    file = archive(tmp_path / "x.npz", **{name: sound(array)})
-    assert file.stat().st_size < 250_000
-    line = outcome(LOAD_ARCHIVE, file)
-    assert line.startswith(f"{file}: ")
-    assert " GB of memory, more than 100 times as many; use fewer samples, or an archive of numpy.savez" in line
+def test_an_archive_is_measured_by_its_converted_arrays(tmp_path):
+    """A byte becomes two float32, or a text of 150 bytes and more; a single array of no bytes is not read."""
+    arrays = {"x": np.zeros((2**20, 200), bool), "y": np.zeros(3 * 10**7, "S1")}
+    packed = [archive(tmp_path / f"{name}.npz", **{name: sound(array)}) for name, array in arrays.items()]
+    single = tmp_path / "single.npz"
+    single.write_bytes(npy(HEADER % ("|S0", (3 * 10**8,))))
+    *lines, last = outcome(LOAD_ARCHIVE, *packed, single).splitlines()
+    for file, line in zip(packed, lines, strict=True):
+        assert file.stat().st_size < 250_000
+        assert line.startswith(f"{file}: ")
+        assert " GB of memory, more than 100 times as many; use fewer samples, or an archive of numpy.savez" in line
+    assert last.endswith("contains a single array; use an .npz archive with x and y")
 
 
 def test_an_unused_array_may_have_any_type(tmp_path):
@@ -216,38 +214,31 @@ def test_an_unused_array_may_have_any_type(tmp_path):
     assert npz.read_named(file)[0].keys() == {"x", "y"}
 
 
-def test_a_single_array_of_no_bytes_is_not_read(tmp_path):
-    (tmp_path / "x.npz").write_bytes(npy(HEADER % ("|S0", (3 * 10**8,))))
-    line = outcome(LOAD_ARCHIVE, tmp_path / "x.npz")
-    assert line.endswith("contains a single array; use an .npz archive with x and y\n")
-
-
-@pytest.mark.parametrize("kind", ["int8", "text", "bytes of one length"])
-def test_a_parquet_file_that_unpacks_to_far_more_is_refused(tmp_path, kind):
-    """Many rows, or a long value that is stored once and is in every row."""
+def test_a_parquet_file_that_unpacks_to_far_more_is_refused(tmp_path):
+    """Many rows, or a long value that is stored once and is in every row; or a row with many values."""
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    file, count = tmp_path / "t.parquet", 3 * 10**7 if kind == "int8" else 5000
-    long = pa.scalar(b"0" * 10**6, pa.binary(10**6) if kind != "text" else pa.binary())
-    values = np.zeros(count, np.int8) if kind == "int8" else pa.array([long.as_py()] * 50, long.type)
-    part = pa.table({"f": values, "label": np.arange(len(values), dtype=np.int8) % 2})
-    with parquet.ParquetWriter(file, part.schema, compression="zstd") as stream:
-        for _ in range(count // len(values)):
-            stream.write_table(part)
-    line = outcome(LOAD_TABLE, file)
-    assert line.startswith(f"{file}: "), line
-    says = "column f: contains b'000" if kind == "text" else " GB of memory, more than 1000 times as many; use fewer"
-    assert says in line
-
-
-def test_a_column_of_lists_is_not_read(tmp_path):
-    """A single row may have any number of values."""
-    pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    file = tmp_path / "t.parquet"
-    values = [np.zeros(count, np.int8) for count in (2 * 10**8, 1)]
-    parquet.write_table(pa.table({"label": ["a", "b"], "f": values}), file)
-    assert file.stat().st_size < 10**5
-    says = "column f: contains nested values of type list<element: int8>; use data_args.features without it"
-    assert outcome(LOAD_TABLE, file).startswith(f"{file}: {says}")
+    large = " GB of memory, more than 1000 times as many; use fewer"
+    says = {
+        "rows": large,
+        "text": "column f: contains b'000",
+        "bytes of one length": large,
+        "lists": "column f: contains nested values of type list<element: int8>; use data_args.features without it",
+    }
+    files = [tmp_path / f"{kind}.parquet" for kind in says]
+    for kind, file in zip(says, files, strict=True):
+        count = 3 * 10**7 if kind == "rows" else 5000
+        long = pa.scalar(b"0" * 10**6, pa.binary() if kind == "text" else pa.binary(10**6))
+        values = np.zeros(count, np.int8) if kind == "rows" else pa.array([long.as_py()] * 50, long.type)
+        if kind == "lists":
+            values, count = pa.array([np.zeros(length, np.int8) for length in (2 * 10**8, 1)]), 2
+        part = pa.table({"f": values, "label": np.arange(len(values), dtype=np.int8) % 2})
+        with parquet.ParquetWriter(file, part.schema, compression="zstd") as stream:
+            for _ in range(count // len(values)):
+                stream.write_table(part)
+    assert files[-1].stat().st_size < 10**5
+    for file, what, line in zip(files, says.values(), outcome(LOAD_TABLE, *files).splitlines(), strict=True):
+        assert line.startswith(f"{file}: "), line
+        assert what in line
 
 
 def test_a_table_of_too_many_columns_is_refused(tmp_path):

@@ -10,7 +10,6 @@ import socket
 import struct
 import subprocess
 import sys
-import textwrap
 import threading
 import time
 from types import SimpleNamespace
@@ -154,21 +153,6 @@ def test_a_limit_may_be_raised_while_handling_an_earlier_message(start):
     server.send(Kind.WELCOME, 1)
     server.send(Kind.TRAIN, 1, tensors=big)
     assert silo.wait(Kind.TRAIN).tensors["a"].numel() == 2**20
-
-
-def script(source):
-    """A separate process with a silo that has joined its server."""
-    head = """
-        from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
-        from fl_labelskew_plugins.runtimes.silo.listening import ServerTransport
-        server = ServerTransport("127.0.0.1:0", silos=1)
-        silo = SiloTransport(server.address, 1)
-        silo.start()
-        server.receive(60)
-        silo.receive(60)
-    """
-    code = textwrap.dedent(head) + textwrap.dedent(source)
-    return subprocess.Popen([sys.executable, "-W", "ignore", "-c", code], stdout=subprocess.PIPE, text=True)
 
 
 def test_a_silo_waits_for_a_late_or_restarted_server(start):
@@ -318,17 +302,28 @@ def test_a_reconnecting_silo_fills_no_queue(start, certificates):
     assert len([kind for kind in waiting if kind in (Kind.HELLO, Kind.UPLOAD)]) == UNREAD
 
 
+IDLE = """
+import time
+from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
+from fl_labelskew_plugins.runtimes.silo.listening import ServerTransport
+server = ServerTransport("127.0.0.1:0", silos=1)
+silo = SiloTransport(server.address, 1)
+silo.start()
+server.receive(60)
+silo.receive(60)
+server.receive(0.5)
+before = time.process_time()
+server.receive(2.0)
+print(time.process_time() - before, flush=True)
+raise SystemExit(3)
+"""
+
+
 def test_an_idle_server_rests_and_a_process_that_fails_ends():
-    process = script("""
-        import time
-        server.receive(0.5)
-        before = time.process_time()
-        server.receive(2.0)
-        print(time.process_time() - before, flush=True)
-        raise SystemExit(3)
-    """)
-    assert float(process.communicate(timeout=120)[0]) < 0.02
-    assert process.returncode == 3
+    command = [sys.executable, "-W", "ignore", "-c", IDLE]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=120, check=False)
+    assert float(done.stdout) < 0.02
+    assert done.returncode == 3
 
 
 @pytest.mark.parametrize("tls", [False, True])
