@@ -443,10 +443,11 @@ def trains_at_once():
 def fails_with_a_bug():
     """As tensors of another shape bring about, if a silo holds certain classes."""
 
-    def fit(self, *args, **kwargs):
-        raise IndexError("index 8 is out of bounds for dimension 0 with size 5")
-
-    turn.Turn.fit = fit
+    @replaces(turn.Turn, "fit")
+    def fit(self, honest, *args, **kwargs):
+        if self.view.round == ROUND:
+            raise IndexError("index 8 is out of bounds for dimension 0 with size 5")
+        return honest(*args, **kwargs)
 
 
 @cheat
