@@ -100,6 +100,7 @@ if __name__ == "__main__":  # processes that decode pictures read this file too,
 
     import fl_labelskew_plugins.cli.main
     from fl_labelskew_plugins.recipe import parse
+    from fl_labelskew_plugins.show import card
 
     needs = "matplotlib.pyplot", "sklearn.datasets", "dp_accounting.rdp", "randomgen"
     ours = [module.name for module in pkgutil.walk_packages(fl_labelskew_plugins.__path__, "fl_labelskew_plugins.")]
@@ -109,7 +110,8 @@ if __name__ == "__main__":  # processes that decode pictures read this file too,
         except ImportError:  # a package that this environment lacks, such as FedML
             continue
 
-    # fill the caches of most runs: entry points, JSON Schemas and the digits
+    # fill the caches of most runs: entry points, JSON Schemas, the template of model cards and the digits
+    card._template()
     recipe = "data_args: {dataset: digits}", "model_args: {model: mlp}", "method_args: {method: fedavg}"
     text = "\n".join([*recipe, "common_args: {training_type: cross_silo}", "comm_args: {backend: GRPC}"])
     parse.parse(text).dataset.load(None, download=False, seed=0)
