@@ -22,8 +22,8 @@ common_args: {{random_seed: 3}}
 data_args: {{dataset: digits}}
 partition_args: {{partition_method: pcdd, classes_per_client: 2}}
 model_args: {{model: mlp}}
-train_args: {{client_num_in_total: 6, client_num_per_round: 4, comm_round: {rounds}, epochs: 2, batch_size: 32,
-             learning_rate: 0.1, momentum: 0.9}}
+train_args: {{client_num_in_total: 6, client_num_per_round: 4, comm_round: {rounds}, epochs: 2, batch_size: 16,
+             learning_rate: 0.05, momentum: 0.9}}
 method_args: {{method: {method}}}
 device_args: {{threads: 1}}
 tracking_args: {{checkpoint_every: 3}}

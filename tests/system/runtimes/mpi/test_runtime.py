@@ -33,7 +33,7 @@ common_args: {random_seed: 3}
 data_args: {dataset: digits}
 partition_args: {partition_method: pcdd, classes_per_client: 2}
 model_args: {model: mlp}
-train_args: {client_num_in_total: 6, client_num_per_round: 2, comm_round: 20, epochs: 6, batch_size: 16,
+train_args: {client_num_in_total: 6, client_num_per_round: 2, comm_round: 20, epochs: 3, batch_size: 16,
              learning_rate: 0.05, momentum: 0.9}
 method_args: {method: unruly}
 device_args: {threads: 1}

@@ -88,7 +88,7 @@ def rounds(folder):
 
 def test_an_interrupted_and_partly_failed_sweep_completes(write, tmp_path):
     file, out = write(), tmp_path / "out"
-    command = ["sweep", file, "--out", out, "--jobs", "2", "--set", "train_args.comm_round=60"]
+    command = ["sweep", file, "--out", out, "--jobs", "2", "--set", "train_args.comm_round=40"]
     names = ["fedavg-seed0", "fedavg-seed1", "fedlc-seed0"]
 
     def interrupt():
@@ -103,7 +103,7 @@ def test_an_interrupted_and_partly_failed_sweep_completes(write, tmp_path):
     assert "Traceback" not in stopped.output
     begun = out / names[0]
     checkpoint = begun / "checkpoint" / "latest.safetensors"
-    assert 5 <= rounds(begun) < 60
+    assert 5 <= rounds(begun) < 40
     assert re.search(rf"^{names[0]} +stopped ", call("status", out).output, re.MULTILINE)
 
     good = checkpoint.read_bytes()
@@ -140,7 +140,7 @@ def test_an_interrupted_and_partly_failed_sweep_completes(write, tmp_path):
 
     # identical to runs without a sweep, although one run was interrupted and the others ran in parallel
     context = multiprocessing.get_context("forkserver")
-    for each in plan.plan(file, ["train_args.comm_round=60"], out)[::2]:
+    for each in plan.plan(file, ["train_args.comm_round=40"], out)[::2]:
         alone = tmp_path / "alone" / each.name
         process = context.Process(target=start, args=(RunOptions(each.base, each.settings, run_dir=alone, quiet=True),))
         process.start()
