@@ -119,7 +119,7 @@ def main() -> None:
     common = ["method_args.method=fedavg", "train_args.epochs=1", "device_args.threads=1"]
     cases = cases_of()
     large = {name: cases[name] for name in ("FedAvg", "fedmr", RUNNING)}
-    samples = 64 if options.tiny else 512
+    samples = 16 if options.tiny else 512
     times = 2 if options.tiny else 4 if options.quick else 12
     print("| | CPU s of a client's round | time / FedAvg |\n|---|---|---|")
     for prefix, seconds in (

@@ -179,7 +179,7 @@ def silos(*, quick: bool, tiny: bool) -> None:
     """A round of 5 silos, and only their training; tiny: of one silo, only with TLS."""
     import numpy as np
 
-    rounds, turns = (4, 1) if tiny else (6, 1) if quick else (12, 3)
+    rounds, turns = (3, 1) if tiny else (6, 1) if quick else (12, 3)
     number = 1 if tiny else 5
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -199,7 +199,7 @@ def silos(*, quick: bool, tiny: bool) -> None:
                 recipes[kind + more] = folder / f"{kind}{more}.yaml"
                 text = SILOS.format(data=folder / "data.npz", silos=number, rounds=rounds, certs=certs, digests=digests)
                 recipes[kind + more].write_text(text)
-        alone = training(recipes["loopback"], number, 3 if tiny else 11)
+        alone = training(recipes["loopback"], number, 2 if tiny else 11)
         if tiny:
             recipes = {"loopback, TLS": recipes["loopback, TLS"]}
         results: dict[str, list[Round]] = {kind: [] for kind in recipes}
