@@ -16,7 +16,7 @@ from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.runtimes.silo import certs, keys
 
 SLOW = [
-    "method_args.method=fedphp", "train_args.epochs=40", "train_args.comm_round=4", "tracking_args.checkpoint_every=1",
+    "method_args.method=fedphp", "train_args.epochs=20", "train_args.comm_round=4", "tracking_args.checkpoint_every=1",
     "train_args.client_num_in_total=2", "partition_args.classes_per_client=5",
 ]  # fmt: skip
 PASSPHRASE = "s3cret of the test"
@@ -47,7 +47,7 @@ def descendants(process):
 def sittings(forker, tmp_path_factory):
     """One run that is stopped and killed in turn, and then finishes: its folder, and code and text of each part.
 
-    The last sitting alone has FedML, which takes seconds to start.
+    Only the last sitting has FedML.
     """
     folder = tmp_path_factory.mktemp("here")
     recipe, run, ends = folder / "here.yaml", folder / "run", {}
@@ -60,9 +60,8 @@ def sittings(forker, tmp_path_factory):
     ):  # fmt: skip
         where = ["--resume", run] if run.exists() else ["--run-dir", run, "--host", "none"]
         where += ["--host", "fedml"] if name == "end" and find_spec("fedml") else []
-        process = forker.start(
-            ["run", recipe, *where, *words(SLOW)], folder / f"{name}.log", environment={keys.VARIABLE: PASSPHRASE}
-        )
+        more = {"environment": {keys.VARIABLE: PASSPHRASE}, "fork_children": True}
+        process = forker.start(["run", recipe, *where, *words(SLOW)], folder / f"{name}.log", **more)
         if number is not None:
             process.says(": trained in")
             family = descendants(process)
