@@ -39,8 +39,8 @@ def both(recipe, tmp_path):
 
 
 OPTIMIZERS = ("FedProx", "FedOpt", "FedNova", "SCAFFOLD", "FedDyn", "Mime", "FedDC")
-CASES = [DIGITS | {"method_args": {"method": entry.name}} for entry in catalog.entries("methods")]
-CASES += [changed(federated_optimizer=optimizer) for optimizer in OPTIMIZERS]
+CASES = [changed(batch_size=64) | {"method_args": {"method": entry.name}} for entry in catalog.entries("methods")]
+CASES += [changed(batch_size=64, federated_optimizer=optimizer) for optimizer in OPTIMIZERS]
 
 
 @pytest.mark.parametrize("recipe", CASES, ids=lambda recipe: "-".join(map(str, recipe["method_args"].values())))
