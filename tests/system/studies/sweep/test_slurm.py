@@ -8,7 +8,7 @@ from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.studies.sweep import plan
 
 CLUSTERS = Path(__file__).parents[4] / "docs" / "clusters.md"
-SETTINGS = "set: {train_args.comm_round: 300, tracking_args.checkpoint_every: 5}\n"
+SETTINGS = "set: {train_args.comm_round: 150, tracking_args.checkpoint_every: 5}\n"
 TWO = "grid:\n- {fedavg: {method_args.method: fedavg}, fedlc: {method_args: {method: fedlc, tau: 2.0}}}\n"
 
 
@@ -30,7 +30,7 @@ def test_all_runs_are_done_once_despite_a_lost_node_and_a_time_limit(write, tmp_
     slurm.until(lambda: not slurm.call("squeue", "--noheader").stdout, 120)
     assert runs[1].folder.environment["run"] == began  # resumed, not started again
     for number, run in enumerate(runs):
-        assert [line["round"] for line in read_lines(run.folder.metrics)] == [*range(300)]
+        assert [line["round"] for line in read_lines(run.folder.metrics)] == [*range(150)]
         shown = slurm.call("scontrol", "show", "job", f"1_{number}").stdout
         assert " Restarts=1 " in shown
         assert f" BatchHost={node} " not in shown
