@@ -17,6 +17,7 @@ from fl_labelskew_plugins.engine.samples import ClientBatches, Samples, samples
 from fl_labelskew_plugins.engine.turn import Turn
 from fl_labelskew_plugins.methods.fedrs import FedRS
 from fl_labelskew_plugins.methods.flda import FLDA
+from fl_labelskew_plugins.models.base import FeatureNet
 from fl_labelskew_plugins.optimizers.fedavg import FedAvgOptimizer
 from fl_labelskew_plugins.optimizers.mime import Mime
 from fl_labelskew_plugins.params import Params
@@ -37,18 +38,9 @@ class Plain(Method):
         return super().loss(batch, client)
 
 
-class Net(nn.Module):
-    def __init__(self, norm: bool = False, dropout: float = 0.0):
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8) if norm else nn.Identity(), nn.ReLU())
-        self.drop = nn.Dropout(dropout)
-        self.classifier = nn.Linear(8, 3)
-
-    def features(self, x):
-        return self.drop(self.body(x))
-
-    def forward(self, x):
-        return self.classifier(self.features(x))
+def network(norm=False, dropout=0.0):
+    normalisation = nn.BatchNorm1d(8) if norm else nn.Identity()
+    return FeatureNet(nn.Sequential(nn.Linear(6, 8), normalisation, nn.ReLU(), nn.Dropout(dropout)), 8, 3)
 
 
 def make(sizes=(10, 7), *, norm=False, dropout=0.0, method=None, device="cpu", **settings):
@@ -62,7 +54,7 @@ def make(sizes=(10, 7), *, norm=False, dropout=0.0, method=None, device="cpu", *
     federation = Federation(len(sizes), len(sizes), 5, settings.epochs, 3, 8, n, min(sizes), 0)
     indices = {k: torch.from_numpy(c).to(device) for k, c in enumerate(cuts)}
     train, test = samples(data, torch.device(device))
-    net = Net(norm, dropout).to(device)
+    net = network(norm, dropout).to(device)
     return LocalTrainer(net, method or Plain(), settings, federation, train, indices, test, indices)
 
 
@@ -87,7 +79,7 @@ def test_training_equals_a_plain_loop(settings):
     start = snapshot(trainer.model)
     result = fit(trainer, weights=start)
 
-    naive = Net()
+    naive = network()
     naive.load_state_dict(start)
     s = trainer.settings
     common = {"lr": s.learning_rate, "weight_decay": s.weight_decay}
@@ -480,7 +472,7 @@ def test_the_whole_gradient_is_the_mean_over_all_samples_in_eval_mode():
     start = snapshot(trainer.model)
     trainer = replace(trainer, optimizer=Asks())
     fit(trainer, weights=start)
-    naive = Net(norm=True, dropout=0.4).eval()
+    naive = network(norm=True, dropout=0.4).eval()
     naive.load_state_dict(start)
     loss = cross_entropy(naive(trainer.train.x[:300]), trainer.train.y[:300])
     expected = torch.autograd.grad(loss, list(naive.parameters()))

@@ -13,21 +13,12 @@ from torch import nn
 from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.engine.local import load
 from fl_labelskew_plugins.engine.turn import Turn
+from fl_labelskew_plugins.models.base import FeatureNet
 
 
-class TinyNet(nn.Module):
+def tiny_net():
     """4 inputs, 3 features, 5 classes, with batch normalisation for its integer buffer."""
-
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Tanh())
-        self.classifier = nn.Linear(3, 5)
-
-    def features(self, x):
-        return self.body(x)
-
-    def forward(self, x):
-        return self.classifier(self.features(x))
+    return FeatureNet(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.Tanh()), 3, 5)
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +44,7 @@ def federation():
 @pytest.fixture
 def world(federation):
     """A network, one client's data and functions that make views and batches of them."""
-    net = TinyNet()
+    net = tiny_net()
     x, y = torch.randn(40, 4), torch.arange(40) % 3  # classes 3 and 4 are missing
     counts = torch.bincount(y, minlength=5)
 
@@ -65,7 +56,7 @@ def world(federation):
     def fresh():
         with torch.random.fork_rng():
             torch.manual_seed(9)
-            return TinyNet().state_dict()
+            return tiny_net().state_dict()
 
     def features():
         net.eval()

@@ -12,6 +12,7 @@ from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.engine.local import LocalSettings, LocalTrainer, snapshot
 from fl_labelskew_plugins.engine.samples import Samples
 from fl_labelskew_plugins.engine.server import Server
+from fl_labelskew_plugins.models.base import FeatureNet
 from fl_labelskew_plugins.optimizers.feddyn import FedDyn
 from fl_labelskew_plugins.optimizers.fednova import FedNova
 from fl_labelskew_plugins.optimizers.fedopt import FedOpt
@@ -23,18 +24,6 @@ CLASSES, RATE, BATCH = 3, 0.2, 3
 SIZES = (7, 4, 5)
 LABELS = torch.tensor([0, 0, 1, 0, 1, 1, 0, 1, 1, 1, 1, 2, 2, 0, 2, 2])
 ROUNDS = [(0, 1, 2), (0, 1), (2,), (1, 2), (0, 1, 2)]  # class 2 is missing in the second round, class 1 in the third
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body, self.classifier = nn.Linear(2, 4), nn.Linear(4, CLASSES)
-
-    def features(self, x):
-        return self.body(x).tanh()
-
-    def forward(self, x):
-        return self.classifier(self.features(x))
 
 
 class Spread(Method):
@@ -59,7 +48,7 @@ class Three:
         self.decay, self.spread, self.by_class, self.momentum = decay, spread, by_class, momentum
         torch.manual_seed(0)
         self.x = torch.randn(sum(SIZES), 2, dtype=torch.float64)
-        self.net = Net().double()
+        self.net = FeatureNet(nn.Sequential(nn.Linear(2, 4), nn.Tanh()), 4, CLASSES).double()
         self.start = snapshot(self.net)
         self.index = dict(enumerate(torch.arange(sum(SIZES)).split(SIZES)))
         self.counts = torch.stack([LABELS[index].bincount(minlength=CLASSES) for index in self.index.values()])
@@ -101,7 +90,7 @@ class Three:
     def gradient(self, weights, x, y):
         """Of a batch's objective, weight decay included."""
         w = {name: value.clone().requires_grad_() for name, value in weights.items()}
-        features = (x @ w["body.weight"].T + w["body.bias"]).tanh()
+        features = (x @ w["body.0.weight"].T + w["body.0.bias"]).tanh()
         logits = features @ w["classifier.weight"].T + w["classifier.bias"]
         loss = sum(z.logsumexp(0) - z[label] for z, label in zip(logits, y, strict=True)) / len(y)
         loss = loss + self.spread * ((features - features.mean(0)) ** 2).mean(0).sum()
