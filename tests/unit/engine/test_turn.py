@@ -146,12 +146,14 @@ def test_batches_are_equal_for_every_gather_size(size):
 
 
 class TwoStages(Plain):
-    def __init__(self, shares, upload=0):
+    """The first stage is uploaded."""
+
+    def __init__(self, shares):
         super().__init__()
-        self.shares, self.upload, self.seen = shares, upload, UserList()
+        self.shares, self.seen = shares, UserList()
 
     def stages(self, epochs):
-        return [Stage(f"s{i}", share, i == self.upload) for i, share in enumerate(self.shares)]
+        return [Stage(f"s{i}", share, i == 0) for i, share in enumerate(self.shares)]
 
     def loss(self, batch, client):
         self.seen.append((client.stage, batch.last_epoch))
@@ -360,20 +362,15 @@ class Watcher:
         self.seen.append((view.stage, len(batch.labels)))
 
 
-class Stages(Plain):
-    def stages(self, epochs):
-        return [Stage("sent", 2), Stage("kept", epochs - 2, upload=False)]
-
-
 def test_an_observer_receives_the_upload_and_changes_no_bit():
     arguments = {"norm": True, "dropout": 0.3, "epochs": 3, "gradient_clip_norm": 0.05, "momentum": 0.9}
-    trainer, watched = make(method=Stages(), **arguments), make(method=Stages(), **arguments)
+    trainer, watched = (make(method=TwoStages((2, 1)), **arguments) for _ in range(2))
     watcher, start = Watcher(), snapshot(trainer.model)
     one, two = fit(trainer, weights=start), fit(watched, weights=start, observer=watcher)
     assert all(torch.equal(one.upload[key], two.upload[key]) for key in start)
     assert one.loss_terms == two.loss_terms
     assert all(torch.equal(a, b) for a, b in zip(trainer.model.parameters(), watched.model.parameters(), strict=True))
-    assert watcher.seen == [(0, 10, 10), *[("sent", 4), ("sent", 4), ("sent", 2)] * 2]
+    assert watcher.seen == [(0, 10, 10), *[("s0", 4), ("s0", 4), ("s0", 2)] * 2]
 
 
 class PrivateParameter(Plain):

@@ -29,14 +29,10 @@ def test_uploads_are_weighted_by_samples_unless_the_paper_differs(name):
         ("fedmr", {"lite": -1}, "greater than or equal to 0"),
         ("fedmr", {"lite": 1.5}, "valid integer"),
         ("fedmr", {"share_prototypes": 1.1}, "less than or equal to 1"),
-        ("fedmr", {"mu2": math.inf}, "finite"),
         ("fedrs", {"upload_sigma": 0.1}, "upload_sigma needs upload_clip"),
         ("fedrs", {"upload_delta": 0.1}, "upload_delta needs upload_clip"),
         ("fedrs", {"upload_clip": 1.0, "upload_delta": 0.1}, "upload_delta needs upload_sigma"),
-        ("fedrs", {"alpha": 1.5}, "less than or equal to 1"),
-        ("fedrs", {"alpha": -0.1}, "greater than or equal to 0"),
         ("fedrs", {"alpha": "0.5"}, "valid number"),
-        ("fedrs", {"min_count": 0}, "greater than or equal to 1"),
     ],
 )
 def test_options_are_checked(name, params, message):

@@ -235,12 +235,12 @@ def test_fednova(by_class):
 
 @BY_CLASS
 def test_fedopt(by_class):
-    """Momentum on the server, with the weights of the mean."""
+    """Momentum and learning rate on the server, with the weights of the mean."""
     three = Three(by_class=by_class)
     w, momentum = three.start, zeros(three.start)
     for number, clients in enumerate(ROUNDS):
         shares = {k: SIZES[k] / sum(SIZES[j] for j in clients) for k in clients}
         sent = {k: three.train(w, number, k, three.gradient)[0] for k in clients}
         momentum = mapped(lambda m, mean, x: 0.5 * m + mean - x, momentum, three.mean(w, sent, shares), w)
-        w = mapped(torch.add, w, momentum)
-    same(three.play(FedOpt(FedOpt.Params(server_momentum=0.5))), w)
+        w = mapped(lambda x, m: x + 0.7 * m, w, momentum)
+    same(three.play(FedOpt(FedOpt.Params(server_momentum=0.5, server_lr=0.7))), w)

@@ -1,7 +1,6 @@
 import pytest
 from fl_labelskew_registry.contracts import Stage
 
-from fl_labelskew_plugins.optimizers.fedavg import FedAvgOptimizer
 from fl_labelskew_plugins.optimizers.fedlesam import FedLESAM
 
 
@@ -55,11 +54,3 @@ def test_a_later_stage_starts_at_the_weights_of_the_upload(world, monkeypatch):
     upload = start - 0.1 * (start + 0.5)
     two.play()
     assert models[2] == pytest.approx(upload - 0.1 * upload)
-
-
-@pytest.mark.parametrize("form", ["paper", "code"])
-def test_rho_0_is_fedavg_bit_for_bit(world, form):
-    ours, plain = world(make(0.0, form)), world(FedAvgOptimizer())
-    assert [ours.play() for _ in range(3)] == [plain.play() for _ in range(3)]
-    assert not ours.server.shared
-    assert not ours.states[0]

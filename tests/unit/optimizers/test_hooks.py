@@ -5,6 +5,7 @@ import torch
 from fl_labelskew_registry import Optimizer, RunError, Stage
 
 from fl_labelskew_plugins.engine.turn import fit
+from fl_labelskew_plugins.optimizers.feddc import FedDC
 from fl_labelskew_plugins.optimizers.mime import Mime
 from fl_labelskew_plugins.optimizers.scaffold import SCAFFOLD
 from fl_labelskew_plugins.params import Params
@@ -51,6 +52,17 @@ def test_the_gradient_before_training_is_that_of_the_first_stage(world):
     two = world(Mime(), stages=[Stage("double", 1)])
     result = fit(two.trainer, 0, 0, two.server.weights, times_selected=1)
     assert float(result.contributions["optimizer/w"]) == pytest.approx(2)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "name"), [(SCAFFOLD(), "optimizer/w"), (FedDC(FedDC.Params(feddc_alpha=0.0)), "optimizer/mean/w")]
+)
+def test_momentum_enters_the_mean_step(world, optimizer, name):
+    """With minima far away, gradients are constant, and the control variate or mean step equals the gradient."""
+    two = world(optimizer, a=(1e-6, 1e-6), b=(-1e6, 1e6), steps=(5, 3), momentum=0.9)
+    two.play()
+    assert [two.kept(client, name) for client in (0, 1)] == pytest.approx([1, -1], rel=1e-4)
+    assert [*two.states[0]] == [name]  # FedDC without alpha keeps no drift
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
