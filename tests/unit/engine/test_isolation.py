@@ -150,7 +150,10 @@ class Changes(Plain):
 
 def test_a_client_s_turn_does_not_change_the_next_one_s():
     shared = {"centre": torch.zeros(2)}
-    alone, after = (fit(made, shared=shared) for made in _with_and_without_client_0(shared))
+    alone, made = fit(make(Changes()), shared=shared), make(Changes())
+    with pytest.raises(ValueError, match="after all"):
+        fit(made, 0, shared=shared)
+    after = fit(made, shared=shared)
     assert all(torch.equal(value, after.upload[name]) for name, value in alone.upload.items())
     assert alone.loss_terms == after.loss_terms
     assert after.state["centre"].tolist() == shared["centre"].tolist() == [0, 0]
@@ -176,14 +179,6 @@ def test_an_opening_does_not_change_the_next_one():
     assert all(torch.equal(after[name], alone[name]) for name in ("sum", "drawn"))
     assert all(torch.equal(value, before[name]) for name, value in made.trainer.model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), drawn)
-
-
-def _with_and_without_client_0(shared):
-    yield make(Changes())
-    made = make(Changes())
-    with pytest.raises(ValueError, match="after all"):
-        fit(made, 0, shared=shared)
-    yield made
 
 
 class FreezesHead(Plain):

@@ -112,9 +112,10 @@ def test_opening_exchange_and_loss(world, params):
     torch.testing.assert_close(ours, shifted_logits(logits, others, shared["prior"], smoothing=smoothing))
 
 
+@pytest.mark.parametrize("kind", [FedShift, Reweighting])
 @pytest.mark.parametrize("noise", ["laplace", "gaussian"])
-def test_noise_on_the_counts(world, noise):
-    method = FedShift(FedShift.Params(count_noise=3.0, count_noise_type=noise))
+def test_noise_on_the_counts(world, noise, kind):
+    method = kind(kind.Params(count_noise=3.0, count_noise_type=noise))
     big = torch.full((5,), 1000)
     one = method.opening(world.client(counts=big))["smoothed"]
     noisy = noisy_counts(big, scale=3.0, noise=noise, generator=world.client().noise)

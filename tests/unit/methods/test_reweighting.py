@@ -50,10 +50,7 @@ def test_the_prior_equals_that_of_fedshift(world, params):
 
 def test_rules_shared_with_fedshift(world):
     noisy = Reweighting(Reweighting.Params(count_noise=3.0))
-    sent = noisy.opening(world.client(counts=torch.full((5,), 1000)))["smoothed"]
-    assert 0 < (sent - 1000).abs().max() < 50
     assert "noisy" in noisy.deviations()[0]
-    assert Reweighting().aggregation == "samples"  # FedAvg's; algorithm 1's is FedShift's
     assert set(Reweighting.Params.model_fields) ^ set(FedShift.Params.model_fields) == {"denominator"}
     logits = torch.randn(2, 5)
     assert noisy.calibrate(logits, world.client()) is logits
