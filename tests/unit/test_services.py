@@ -1,7 +1,4 @@
-"""The units and container files of ``examples/services``: their commands, and when they restart them.
-
-They are read here without systemd and Docker, as far as that goes.
-"""
+"""Commands and restart settings of the units and container files in ``examples/services``."""
 
 import re
 import shlex
@@ -22,7 +19,7 @@ PROGRAM = "/opt/labelskew/bin/labelskew"
 
 
 def unit(path):
-    """Sections of a unit: a list of values for each name, as one may stand there again."""
+    """Sections of a unit, with a list of values for each name."""
     sections, section = {}, None
     for line in path.read_text(encoding="utf-8").splitlines():
         if re.fullmatch(r"\[\w+\]", line):
@@ -36,7 +33,7 @@ def unit(path):
 
 @pytest.fixture
 def started(tmp_path):
-    """The arguments with which a line of a shell, or a command, starts our program; no other program is on its path."""
+    """Execute a command; returns the arguments of our program. No other program is on its path."""
     program = tmp_path / "labelskew"
     program.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
     program.chmod(0o755)

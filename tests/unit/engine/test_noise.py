@@ -18,14 +18,14 @@ from fl_labelskew_plugins.runs.session import build
 
 
 def expected(sigma, most):
-    """Chances of -most .. most, from the definition."""
+    """Probabilities of -most .. most, from the definition."""
     mass = [math.exp(-(x**2) / (2 * sigma**2)) for x in range(-most, most + 1)]
     whole = math.fsum(math.exp(-(x**2) / (2 * sigma**2)) for x in range(-most * 20, most * 20 + 1))
     return np.array(mass) / whole
 
 
-def unlikely(draws, sigma):
-    """Chance that draws as unlikely as these, or more so, are of the discrete Gaussian; its tails taken together."""
+def p_value(draws, sigma):
+    """P-value of a chi-square test of draws against the discrete Gaussian, with both tails as one class."""
     most = math.ceil(3 * sigma)
     chances = expected(sigma, most)
     counts = np.array([(draws == x).sum() for x in range(-most, most + 1)])
@@ -37,12 +37,12 @@ def unlikely(draws, sigma):
 def test_draws_follow_the_discrete_gaussian_distribution(sigma):
     draws = discrete_gaussian(200_000, sigma, np.random.default_rng(3))
     assert draws.dtype == np.int64
-    assert unlikely(draws, sigma) > 1e-3
+    assert p_value(draws, sigma) > 1e-3
 
 
 def test_the_test_of_distribution_detects_another_distribution():
     rounded = np.rint(np.random.default_rng(3).normal(0, 0.7, 200_000))  # nearly, and not it
-    assert unlikely(rounded, 0.7) < 1e-6
+    assert p_value(rounded, 0.7) < 1e-6
 
 
 @pytest.mark.parametrize("sigma", [1e3, 12345.678, 2.0**31])
@@ -68,11 +68,11 @@ def test_draws_beyond_float_precision_are_decided_with_fractions(monkeypatch):
     monkeypatch.setattr(noise, "AT_ONCE", 256)
     draws = discrete_gaussian(1_000, 1.5, np.random.default_rng(5))
     assert len(settled) > 1_000
-    assert unlikely(draws, 1.5) > 1e-3
+    assert p_value(draws, 1.5) > 1e-3
 
 
 def test_a_probability_is_exact_beyond_float_precision():
-    """exp(-50) is below a 53-bit draw's least step: only the further digits can say yes."""
+    """exp(-50) is below the smallest step of a 53-bit draw, so only further digits decide."""
 
     class Zero(np.random.Generator):
         def random(self, size=None):

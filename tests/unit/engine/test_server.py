@@ -1,4 +1,4 @@
-"""Rounds in which not everybody's upload comes: as if only the others had been asked."""
+"""A round with missing uploads equals a round of only the other clients."""
 
 import functools
 import weakref
@@ -146,7 +146,7 @@ SEEN = []
 
 
 class Draws(Method):
-    """Keeps what it gets."""
+    """Store the arguments of the hook."""
 
     Params = params.Params
 

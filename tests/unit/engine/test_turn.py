@@ -23,7 +23,7 @@ from fl_labelskew_plugins.optimizers.mime import Mime
 from fl_labelskew_plugins.params import Params
 
 on_devices = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-"""A test's one body, here and on a GPU."""
+"""Run a test on the CPU and on a GPU."""
 
 
 class Plain(Method):
@@ -407,7 +407,7 @@ class Draws(Plain):
 
 
 class Compares(Optimizer):
-    """Holds each step's gradient against that of a copy with the same weights."""
+    """Compare each step's gradient with that of a copy with the same weights."""
 
     Params = Params
 

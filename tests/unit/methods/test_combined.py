@@ -58,7 +58,7 @@ def test_a_calibration_inside_the_loss_of_another(samples):
 
 
 def test_a_calibration_ends_with_the_upload(samples):
-    """MAP's second stage is tested without any calibration, and is trained without; FedPHP's only one is uploaded."""
+    """MAP's second stage has no calibration. FedPHP's only stage is uploaded, so it has one."""
     plain = cross_entropy(samples.logits, samples.labels)
     lowered = calibrated_logits(samples.logits, samples.counts, tau=1.0)
     restricted = restricted_logits(lowered, samples.counts, alpha=0.5)
@@ -100,7 +100,7 @@ def played(methods, folder, more):
 
 @pytest.mark.parametrize("optimizer", ["FedAvg", "Mime"])  # Mime computes each loss a second time
 def test_the_order_of_additive_methods_does_not_matter(optimizer, tmp_path):
-    """Though both send prototypes under the same names, and FedMR draws from the client's generator."""
+    """FedMR and FedProc send prototypes under the same names, and FedMR draws from the client's generator."""
     more = ["method_args.moon.mu=0.5", f"train_args.federated_optimizer={optimizer}"]
     terms, one = played("[moon, fedmr, fedproc, fedlc]", tmp_path / "one", more)
     again, other = played("[fedproc, fedlc, fedmr, moon]", tmp_path / "other", more)

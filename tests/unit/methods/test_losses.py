@@ -1,4 +1,4 @@
-"""What all losses have in common: true gradients, finite ones for extreme inputs, and float32 for bfloat16."""
+"""Properties of all losses: correct gradients, finite gradients for extreme inputs, float32 for bfloat16."""
 
 import pytest
 import torch

@@ -23,7 +23,7 @@ def test_two_rounds_by_hand(world):
 
 
 def test_the_penalty_pulls_within_a_round(world):
-    """Two steps: the second sees the first one's way through ``alpha (theta - w)``."""
+    """The second step depends on the first through ``alpha (theta - w)``."""
     two = world(make(), steps=(2, 1))
     two.play()
     # 1, 0.9, 0.9 - 0.1 (0.9 + 0.5 (0.9 - 1)) = 0.815

@@ -27,7 +27,7 @@ ROUNDS = [(0, 1, 2), (0, 1), (2,), (1, 2), (0, 1, 2)]  # class 2 is missing in t
 
 
 class Spread(Method):
-    """Cross-entropy and, where asked for, the variance of the features within a batch: not additive over samples."""
+    """Cross-entropy plus ``spread`` times the variance of a batch's features: not additive over samples."""
 
     Params = Params
 

@@ -21,7 +21,7 @@ def test_sum_of_coefficients_is_that_of_torchs_sgd(steps, momentum):
 
 
 def test_steps_arrive_at_the_server(world):
-    """With 200 steps, normalised changes that are added to float32 weights of 1 are 1e-3 of the way off."""
+    """Normalised changes of 200 steps, added to float32 weights of 1, would have an error of 1e-3."""
     trained = []
 
     class Watched(FedNova):

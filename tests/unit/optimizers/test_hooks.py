@@ -48,7 +48,7 @@ def test_gradients_are_clipped_once_they_are_corrected(world):
 
 
 def test_the_gradient_before_training_is_that_of_the_first_stage(world):
-    """FedPHP's only stage has another loss than that of a stage of another name."""
+    """The loss depends on the stage, as in FedPHP."""
     two = world(Mime(), stages=[Stage("double", 1)])
     result = fit(two.trainer, 0, 0, two.server.weights, times_selected=1)
     assert float(result.contributions["optimizer/w"]) == pytest.approx(2)
@@ -67,7 +67,7 @@ def test_momentum_enters_the_mean_step(world, optimizer, name):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
 def test_additional_tensors_have_the_dtype_of_the_parameters(world, dtype):
-    """A client's float64 would make everybody's control variate one."""
+    """Float64 from one client would make the shared control variate float64."""
     two = world(SCAFFOLD())
     result = fit(two.trainer, 0, 0, two.server.weights, times_selected=1)
     two.server.check(0, 0, result)

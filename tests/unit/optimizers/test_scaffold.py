@@ -1,5 +1,3 @@
-"""SCAFFOLD on a quadratic of two clients, worked out by hand: a = (1, 3), b = (0, 1), two steps of 0.1 from w = 1."""
-
 import pytest
 
 from fl_labelskew_plugins.optimizers.scaffold import SCAFFOLD

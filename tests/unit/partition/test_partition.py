@@ -34,7 +34,7 @@ def check(parts, samples, clients):
 
 
 def dealt_twice(deal, labels, clients, seed, **options):
-    """What a partition deals: all samples, and the same from the same seed."""
+    """A partition's parts, after a check that they contain all samples and are equal for the same seed."""
     parts, again = (deal(labels, clients=clients, rng=rng(seed), **options) for _ in range(2))
     check(parts, len(labels), clients)
     assert same(parts, again)
@@ -237,7 +237,7 @@ def test_quantity_is_a_partition_into_contiguous_label_ranges(sizes, clients, de
 
 
 def test_quantity_of_fedlc():
-    """Q(2) with even classes: each client has at most two classes, and as many samples as any other."""
+    """Q(2) with even classes: each client has at most two classes, and all have the same number of samples."""
     labels = shuffled([100] * 10)
     parts = quantity(labels, clients=10, sets_per_client=2, rng=rng())
     assert {len(part) for part in parts} == {100}
