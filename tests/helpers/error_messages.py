@@ -1,7 +1,14 @@
 """The error message of an exception, for all tests of mistakes."""
 
 import pytest
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import LabelSkewError, MistakesError
+
+
+def mistakes(call):
+    """The lines of several mistakes found together."""
+    with pytest.raises(MistakesError) as caught:
+        call()
+    return caught.value.mistakes
 
 
 def message(call, says=(), kind=LabelSkewError):

@@ -1,5 +1,7 @@
 """Recipes as texts, and the lines that are said of them."""
 
+from pathlib import Path
+
 import pytest
 
 from fl_labelskew_plugins.recipe import parse
@@ -86,6 +88,10 @@ def make_network(input_shape, num_classes, width=16):
     )
 """
 """A file that a recipe may take its network from."""
+
+
+TABLE = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text("utf-8").split("```yaml\n")[1].split("```")[0]
+"""The documented table of recipes."""
 
 
 def simulation(recipe):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from commands import call, errors
 from fl_labelskew_registry import LabelSkewError, PluginError, RunError, catalog
+from recipe_texts import TABLE
 from run_folders import folder, resolved
 
 from fl_labelskew_plugins.cli.exits import guarded
@@ -211,15 +212,14 @@ def test_a_copied_row_is_a_separate_recipe(tmp_path):
 
 def test_validate_takes_a_whole_table(tmp_path):
     table = tmp_path / "mine.yaml"
-    text = (ROOT / "docs" / "recipes.md").read_text().split("```yaml\n")[1].split("```")[0]
-    table.write_text(text)
+    table.write_text(TABLE)
     assert call("validate", table).output == f"{table}: ok, 4 recipes\n"
     (line,) = errors("validate", table, "--set", "train_args.epochs=0")
     assert line.startswith(f"{table}: exp1_mlp_pcdd_fedavg, exp1_mlp_pcdd, wide_fedavg, wide: --set train_args.epochs:")
-    table.write_text(text.replace("mu1: 0.1}", "mu1: -1}").replace("split: pcdd, name", "split: pcd, name"))
+    table.write_text(TABLE.replace("mu1: 0.1}", "mu1: -1}").replace("split: pcdd, name", "split: pcd, name"))
     (line,) = errors("validate", table)
     assert line == f"{table}: Exp 1, row 2, wide_fedavg: split: 'pcd' is unknown; allowed: pcdd; did you mean pcdd?"
-    table.write_text(text.replace("mu1: 0.1}", "mu1: -1}"))
+    table.write_text(TABLE.replace("mu1: 0.1}", "mu1: -1}"))
     (line,) = errors("validate", table)
     assert line.startswith(f"{table}: wide: method_args.mu1: -1 is out of range; allowed: ")
     assert errors("run", table) == [f"{table}: is a table of recipes; use one of its rows: {tmp_path / 'mine' / 'ROW'}"]
@@ -235,7 +235,7 @@ def test_validate_refuses_what_a_run_without_fedml_refuses(tmp_path):
     assert line.startswith(f"{QUICK}: dp_args.enable_dp: true needs FedML's code")
     assert call("validate", QUICK, "--host", "none").stdout == f"{QUICK}: ok\n"
     table = tmp_path / "mine.yaml"
-    table.write_text((ROOT / "docs" / "recipes.md").read_text().split("```yaml\n")[1].split("```")[0])
+    table.write_text(TABLE)
     (line,) = errors("validate", table, *words)[:1]
     assert "dp_args.enable_dp: true needs FedML's code" in line
 

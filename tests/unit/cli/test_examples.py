@@ -8,12 +8,7 @@ from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.studies.sweep import plan
 
 ROOT = Path(__file__).parents[3]
-
-
-@pytest.fixture(autouse=True)
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def test_every_example_is_listed():

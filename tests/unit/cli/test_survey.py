@@ -62,8 +62,8 @@ def test_compare_writes_a_sweep_of_the_suggested_methods(tmp_path):
     assert {run.recipe.data.data_cache_dir for run in runs} == {str(Path("here").absolute())}
 
 
-def test_a_survey_fits_80_columns(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("here")
+def test_a_survey_fits_80_columns():
     lines = call("survey", QUICK, COLUMNS="80").output.splitlines()
     assert max(map(len, lines)) <= 80
 

@@ -50,12 +50,11 @@ def asks(input_shape, num_classes):
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
-    (tmp_path / "net.py").write_text(NET)
-    (tmp_path / "broken.py").write_text("def make(a, b:\n")
-    (tmp_path / "lacks.py").write_text("import nosuch_module\n\n\ndef make(a, b):\n    pass\n")
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
+def folder(here):
+    (here / "net.py").write_text(NET)
+    (here / "broken.py").write_text("def make(a, b:\n")
+    (here / "lacks.py").write_text("import nosuch_module\n\n\ndef make(a, b):\n    pass\n")
+    return here
 
 
 def network(model="net.py:make_network", **keys):

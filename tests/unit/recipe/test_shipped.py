@@ -2,25 +2,16 @@ from pathlib import Path
 
 import pytest
 from error_messages import message
+from recipe_texts import TABLE
 
 from fl_labelskew_plugins.recipe import parse, shipped
-
-DOCUMENT = Path(__file__).parents[3] / "docs" / "recipes.md"
-TABLE = DOCUMENT.read_text("utf-8").split("```yaml\n")[1].split("```")[0]
-PAPERS = {"fedlc", "fedmr", "fedrs", "fedshift", "map"}
-
-
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def test_files_and_rows_have_names():
     names = shipped.names()
     assert len(set(names)) == len(names) > 500
     assert {"quickstart", "small/fedmr_fmnist", "fedmr/simulation", "map/femnist"} <= {*names}
-    assert shipped.papers().keys() == PAPERS
+    assert shipped.papers().keys() == {"fedlc", "fedmr", "fedrs", "fedshift", "map"}
     assert not any(name.startswith("papers/") for name in names)
 
 

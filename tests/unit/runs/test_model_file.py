@@ -11,27 +11,17 @@ from safetensors.torch import save_file
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.runs import model_file, session
 
-SAID = {
-    "format": 1,
-    "network": "mlp",
-    "network_params": {"hidden": [8]},
-    "module": None,
-    "input_shape": [1, 8, 8],
-    "dtype": "float32",
-    "class_names": ["a", "b"],
-    "mean": [0.5],
-    "std": [0.25],
-    "dataset": "digits",
-    "picture": None,
-    "method": "fedavg",
-    "recipe": "0" * 64,
-    "round": 3,
-    "client": None,
-    "client_name": None,
-}
-
-
 TABLE = {"label": "kind", "group": None, "missing": "mean", "features": [{"name": "a"}, {"name": "a"}]}
+
+
+@pytest.fixture(scope="module")
+def made():
+    return session.build(parse.parse(text_with()))
+
+
+@pytest.fixture
+def metadata(made):
+    return model_file.about(made, round=3).model_dump(mode="json")
 
 
 def written(file, text):
@@ -39,8 +29,7 @@ def written(file, text):
     return file
 
 
-def test_a_written_file_is_read_back_with_identical_bytes(tmp_path):
-    made = session.build(parse.parse(text_with()))
+def test_a_written_file_is_read_back_with_identical_bytes(made, tmp_path):
     said = model_file.about(made, round=2, client=1, client_name="north")
     for name in ("a", "b"):
         model_file.save({"w": torch.ones(2)}, tmp_path / name, said)
@@ -90,8 +79,8 @@ def test_the_hash_covers_everything_that_affects_numbers():
         ({"table": TABLE | {"means": [0.0]}, "input_shape": [4]}, "table is not the encoding of samples of shape [4]"),
     ],
 )
-def test_impossible_values_are_one_line(tmp_path, change, says):
-    file = written(tmp_path / "x.safetensors", SAID | change)
+def test_impossible_values_are_one_line(tmp_path, metadata, change, says):
+    file = written(tmp_path / "x.safetensors", metadata | change)
     line = message(lambda: model_file.read(file))
     assert line.startswith(f"{file}: ")
     assert says in line
@@ -104,11 +93,11 @@ def test_damaged_text_is_one_line(tmp_path, text):
     assert message(lambda: model_file.read(file)).startswith(f"{file}: its metadata are damaged; use ")
 
 
-def test_broken_files_are_one_line(tmp_path):
+def test_broken_files_are_one_line(tmp_path, metadata):
     file = tmp_path / "x.safetensors"
     assert "no such file; use a model.safetensors of a run" in message(lambda: model_file.read(file))
     assert "is not a valid .safetensors file" in message(lambda: model_file.read(tmp_path))
-    for content in (b"", b"words", written(file, SAID).read_bytes()[:-3]):
+    for content in (b"", b"words", written(file, metadata).read_bytes()[:-3]):
         file.write_bytes(content)
         assert "is not a valid .safetensors file (" in message(lambda: model_file.read(file))
     save_file({"w": torch.ones(2)}, file)
@@ -116,7 +105,7 @@ def test_broken_files_are_one_line(tmp_path):
     assert "has no metadata about its network; use a model.safetensors of a run" in line
 
 
-def test_names_are_clean(tmp_path):
-    file = written(tmp_path / "x.safetensors", SAID | {"class_names": ["a\x1b[31m", "b\n"], "method": "\x07"})
+def test_names_are_clean(tmp_path, metadata):
+    file = written(tmp_path / "x.safetensors", metadata | {"class_names": ["a\x1b[31m", "b\n"], "method": "\x07"})
     about, _ = model_file.read(file)
     assert (about.class_names, about.method) == (["a?[31m", "b?"], "?")

@@ -1,14 +1,12 @@
-import base64
 import socket
 import ssl
 import threading
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import serialization
 from error_messages import message
 from fl_labelskew_registry import LabelSkewError
+from pem_files import mutate
 
 from fl_labelskew_plugins.runtimes.silo import certs
 
@@ -211,21 +209,11 @@ def of_another_authority(folder):
     (folder / "ca.pem").write_bytes((folder / "other" / "ca.pem").read_bytes())
 
 
-CERTIFICATE = (x509.load_pem_x509_certificate, b"CERTIFICATE")
-CRL = (x509.load_pem_x509_crl, b"X509 CRL")
 MUTATIONS = {
     "version 6": (b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x05"),
     "extension twice": (b"\x55\x1d\x0e", b"\x55\x1d\x13"),
     "curve": (b"\x2a\x86\x48\xce\x3d\x03\x01\x07", b"\x2a\x86\x48\xce\x3d\x03\x01\x77"),
 }
-
-
-def mutate(path, old, new, kind=CERTIFICATE):
-    load, label = kind
-    der = load(path.read_bytes()).public_bytes(serialization.Encoding.DER)
-    assert old in der
-    text = base64.encodebytes(der.replace(old, new))
-    path.write_bytes(b"-----BEGIN %b-----\n%b-----END %b-----\n" % (label, text, label))
 
 
 @pytest.mark.parametrize("name", ["ca", "silo-1"])
@@ -235,13 +223,6 @@ def test_certificate_that_is_damaged_inside(folder, name, mutation):
     line = f"{folder}/{name}.pem: is not a PEM certificate from `labelskew certs new`"
     assert message(lambda: certs.show(folder)) == line
     assert message(lambda: certs.read(folder, "silo-1")) == line
-
-
-def test_revocation_list_of_an_unknown_version(folder):
-    certs.revoke(folder, ["silo-2"])
-    mutate(folder / "revoked.crl", b"\x02\x01\x01\x30\x0a", b"\x02\x01\x05\x30\x0a", CRL)
-    line = f"{folder}/revoked.crl: is damaged or not a list of revoked certificates"
-    assert message(lambda: certs.show(folder)).startswith(line)
 
 
 @pytest.mark.parametrize(

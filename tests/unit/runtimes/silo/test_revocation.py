@@ -1,11 +1,9 @@
-import base64
 import subprocess
 from datetime import datetime, timedelta, timezone
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives.serialization import Encoding
 from error_messages import message
+from pem_files import mutate
 
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runtimes.silo import certs, keys
@@ -31,16 +29,17 @@ def watch(folder):
     return watch
 
 
-def barred(revocations, folder, *names):
+def barred(revocations, folder):
+    names = "server", "silo-1", "silo-2", "silo-3"
     return [name for name in names if revocations.barred((folder / f"{name}.pem").read_bytes())]
 
 
-def crl(folder, number, *, signer=None):
-    authority, key = certs.load_authority(signer or folder, keys.Passphrase())
+def crl(number, issuer, signer=None):
+    """An empty list of one authority, which may be signed by another."""
+    authority, key = certs.load_authority(issuer, keys.Passphrase())
+    if signer:
+        _, key = certs.load_authority(signer, keys.Passphrase())
     return certs._signed(certs.RevocationList(number), authority, key)
-
-
-ALL = ("server", "silo-1", "silo-2", "silo-3")
 
 
 def test_openssl_accepts_the_list_and_refuses_revoked_certificates(folder):
@@ -70,7 +69,7 @@ def test_lists_grow_in_number_and_in_certificates(folder, watch):
     assert (listed.number, new, len(listed.entries)) == (2, 2, 3)
     assert certs.show(folder)[1] == listed
     made, *_ = watch("silo-1")
-    assert barred(made, folder, *ALL) == ["server", "silo-2", "silo-3"]
+    assert barred(made, folder) == ["server", "silo-2", "silo-3"]
     line = made.barred((folder / "silo-2.pem").read_bytes())
     fingerprint = next(row[4] for row in certs.show(folder)[0] if row[1] == "silo-2")
     assert line == f"its certificate {fingerprint} was revoked on {first:%Y-%m-%d %H:%M} UTC"
@@ -82,18 +81,18 @@ def test_all_certificates_of_a_silo_are_revoked(folder, watch):
     made, *_ = watch()
     assert revoke(folder, ["silo-2"])[1] == 2
     assert made.barred(old)
-    assert barred(made, folder, *ALL) == ["silo-2"]
+    assert barred(made, folder) == ["silo-2"]
     certs.renew(folder, ["silo-2"])  # and so it may come back
-    assert barred(made, folder, *ALL) == []
+    assert barred(made, folder) == []
 
 
 def test_a_list_is_read_when_it_appears_and_when_it_changes(folder, watch):
     made, said, warned = watch()
-    assert barred(made, folder, *ALL) == []
+    assert barred(made, folder) == []
     revoke(folder, ["silo-1"])
-    assert barred(made, folder, *ALL) == ["silo-1"]
+    assert barred(made, folder) == ["silo-1"]
     revoke(folder, ["silo-3"])
-    assert barred(made, folder, *ALL) == ["silo-1", "silo-3"]
+    assert barred(made, folder) == ["silo-1", "silo-3"]
     lists = "list 1 (1 revoked certificate)", "list 2 (2 revoked certificates)"
     assert said == [f"{listed} applies from now on" for listed in lists]
     assert warned == []
@@ -104,33 +103,30 @@ def damaged(folder):
 
 
 def changed(folder):
-    der = bytearray(x509.load_pem_x509_crl((folder / REVOKED).read_bytes()).public_bytes(Encoding.DER))
     serial = certs.load_certificate(folder / "silo-1.pem").serial_number
-    at = der.index(serial.to_bytes((serial.bit_length() + 7) // 8, "big"))
-    der[at + 3] ^= 1
-    (folder / REVOKED).write_bytes(
-        b"-----BEGIN X509 CRL-----\n" + base64.encodebytes(bytes(der)) + b"-----END X509 CRL-----\n"
-    )
+    old = serial.to_bytes((serial.bit_length() + 7) // 8, "big")
+    mutate(folder / REVOKED, old, old[:3] + bytes([old[3] ^ 1]) + old[4:])
 
 
 def of_another(folder):
-    if not (folder / "other").exists():
-        certs.new(folder / "other", 1)
-    (folder / REVOKED).write_bytes(crl(folder, 9, signer=folder / "other"))
+    certs.new(folder / "other", 1)
+    (folder / REVOKED).write_bytes(crl(9, folder / "other"))
 
 
 def of_an_impostor(folder):
     """Another authority's, with this one's name."""
-    authority, _ = certs.load_authority(folder, keys.Passphrase())
     certs.new(folder / "impostor", 1)
-    _, key = certs.load_authority(folder / "impostor", keys.Passphrase())
-    (folder / REVOKED).write_bytes(certs._signed(certs.RevocationList(9), authority, key))
+    (folder / REVOKED).write_bytes(crl(9, folder, signer=folder / "impostor"))
 
 
 BAD = [
     (lambda folder: (folder / REVOKED).write_bytes(b""), "is damaged or not a list of revoked certificates; copy it"),
     (lambda folder: (folder / REVOKED).write_bytes((folder / "ca.pem").read_bytes()), "is damaged or not a list of"),
     (damaged, "is damaged or not a list of revoked certificates; copy it again from where the certificates were"),
+    (
+        lambda folder: mutate(folder / REVOKED, b"\x02\x01\x01\x30\x0a", b"\x02\x01\x05\x30\x0a"),  # its version
+        "is damaged or not a list of revoked certificates",
+    ),
     (changed, "is not signed by the authority of ca.pem, or was changed; copy it again from where"),
     (of_another, "is not signed by the authority of ca.pem, or was changed"),
     (of_an_impostor, "is not signed by the authority of ca.pem, or was changed"),
@@ -144,8 +140,8 @@ def test_an_untrusted_list_is_refused_and_the_last_valid_list_applies(folder, wa
     good = (folder / REVOKED).read_bytes()
     made, _, warned = watch()
     spoil(folder)
-    assert barred(made, folder, *ALL) == ["silo-1"]
-    assert barred(made, folder, *ALL) == ["silo-1"]
+    assert barred(made, folder) == ["silo-1"]
+    assert barred(made, folder) == ["silo-1"]
     (line,) = warned
     assert line.startswith(f"{folder / REVOKED}: {said}")
     assert line.endswith("; the last valid list, list 1 (1 revoked certificate), still applies")
@@ -155,7 +151,7 @@ def test_an_untrusted_list_is_refused_and_the_last_valid_list_applies(folder, wa
         (folder / REVOKED).rmdir()
     (folder / REVOKED).write_bytes(good)
     revoke(folder, ["silo-2"])
-    assert barred(made, folder, *ALL) == ["silo-1", "silo-2"]
+    assert barred(made, folder) == ["silo-1", "silo-2"]
     assert len(warned) == 1
 
 
@@ -164,7 +160,7 @@ def test_an_untrusted_list_is_refused_and_the_last_valid_list_applies(folder, wa
     [
         (lambda folder, older: (folder / REVOKED).write_bytes(older), "list 1 is not newer than list 2"),
         (lambda folder, older: (folder / REVOKED).unlink(), "is missing after list 2"),
-        (lambda folder, older: (folder / REVOKED).write_bytes(crl(folder, 2)), "list 2 is not newer than list 2"),
+        (lambda folder, older: (folder / REVOKED).write_bytes(crl(2, folder)), "list 2 is not newer than list 2"),
     ],
 )
 def test_an_older_list_does_not_replace_a_newer_one(folder, watch, tmp_path, spoil, said):
@@ -175,23 +171,23 @@ def test_an_older_list_does_not_replace_a_newer_one(folder, watch, tmp_path, spo
     made.save_copy()  # with nowhere to keep it
     kept.parent.mkdir()
     revoke(folder, ["silo-2"])
-    assert barred(made, folder, *ALL) == ["silo-1", "silo-2"]
+    assert barred(made, folder) == ["silo-1", "silo-2"]
     spoil(folder, older)
-    assert barred(made, folder, *ALL) == ["silo-1", "silo-2"]
+    assert barred(made, folder) == ["silo-1", "silo-2"]
     assert len(warned) == 1
     said = f"{folder / REVOKED}: {said}, which was seen here; copy the newest one"
     assert warned[0].startswith(said)
     # nor after a restart
     assert message(lambda: watch(copy=kept)) == said
     (folder / REVOKED).write_bytes(kept.read_bytes())
-    assert barred(watch(copy=kept)[0], folder, *ALL) == ["silo-1", "silo-2"]
+    assert barred(watch(copy=kept)[0], folder) == ["silo-1", "silo-2"]
     RunFolder(kept.parent).check_new()  # for a run that has not begun
 
 
 def test_list_numbers_are_separate_for_each_authority(folder, watch, tmp_path):
     kept = tmp_path / "kept.crl"
     certs.new(tmp_path / "other", 1)
-    kept.write_bytes(crl(folder, 9, signer=tmp_path / "other"))
+    kept.write_bytes(crl(9, tmp_path / "other"))
     revoke(folder, ["silo-1"])
     made, *_ = watch(copy=kept)
     made.save_copy()
@@ -199,10 +195,10 @@ def test_list_numbers_are_separate_for_each_authority(folder, watch, tmp_path):
 
 
 def test_an_empty_list_refuses_no_certificate(folder, watch):
-    (folder / REVOKED).write_bytes(crl(folder, 1))
+    (folder / REVOKED).write_bytes(crl(1, folder))
     made, *_ = watch()
     assert made.look().number == 1
-    assert barred(made, folder, *ALL) == []
+    assert barred(made, folder) == []
 
 
 def test_a_process_does_not_start_with_a_revoked_certificate(folder, watch):
