@@ -5,12 +5,12 @@ import json
 from fl_labelskew_plugins.recipe import yaml
 
 
-def resolved(seed=0, method="fedavg", partition="iid", optimizer="FedAvg", **method_args):
+def resolved(seed=0, method="fedavg", partition="iid", optimizer="FedAvg", train=None, **method_args):
     return {
         "common_args": {"random_seed": seed},
         "data_args": {"dataset": "digits"},
         "partition_args": {"partition_method": partition},
-        "train_args": {"federated_optimizer": optimizer},
+        "train_args": {"federated_optimizer": optimizer, **(train or {})},
         "method_args": {"method": method, **method_args},
         "tracking_args": {"run_dir": f"runs{seed}"},
     }

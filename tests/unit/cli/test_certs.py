@@ -7,7 +7,6 @@ import sys
 import commands
 import pytest
 
-
 pytestmark = pytest.mark.usefixtures("here")
 
 

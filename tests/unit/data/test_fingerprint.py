@@ -73,22 +73,16 @@ def test_fingerprint_of_generated_data_is_the_same_for_all_seeds(name):
 
 
 def test_fingerprint_of_streamed_pictures_uses_names_and_sizes(tmp_path):
-    def made(folder, sizes):
-        (tmp_path / folder).mkdir()
-        for i, size in enumerate(sizes):
-            (tmp_path / folder / f"{i}.jpg").write_bytes(b"x" * size)
-        files = [str(tmp_path / folder / f"{i}.jpg") for i in range(len(sizes))]
-
-        def read(file, augment):
-            raise AssertionError(file)
-
-        images, y = Images(files, (3, 8, 8), read), np.zeros(len(sizes), np.int64)
+    def of_files(files):
+        images, y = Images(files, (3, 8, 8), None), np.zeros(len(files), np.int64)  # nothing reads them
         return fingerprint(Data(Arrays(images, y), Arrays(images[:0], y[:0]), ["a"]))
 
-    one = made("one", [3, 4])
-    assert made("two", [3, 4]) == one != made("three", [3, 5])
-    nowhere = [
-        Images(files, (3, 8, 8), None) for files in (["a:1", "/b:2"], ["a:1", "/b:3"])
-    ]  # parts of archives, print_line
-    y = np.zeros(2, np.int64)
-    assert len({fingerprint(Data(Arrays(x, y), Arrays(x[:0], y[:0]), ["a"])) for x in nowhere}) == 2
+    def made(folder, sizes):
+        (tmp_path / folder).mkdir()
+        files = [tmp_path / folder / f"{i}.jpg" for i in range(len(sizes))]
+        for file, size in zip(files, sizes, strict=True):
+            file.write_bytes(b"x" * size)
+        return of_files([str(file) for file in files])
+
+    assert made("two", [3, 4]) == made("one", [3, 4]) != made("three", [3, 5])
+    assert of_files(["a:1", "/b:2"]) != of_files(["a:1", "/b:3"])  # parts of archives

@@ -148,8 +148,7 @@ def test_a_silo_that_lacks_classes(tmp_path):
     data = load(path, classes=9)
     assert data.class_names == [str(c) for c in range(9)]
     assert set(data.train.y) == {0, 2, 4, 6}
-    line = message(lambda: load(path, classes=6))
-    assert "has label 6; use labels from 0 to 5 with data_args.classes 6" in line
+    assert "has label 6; use labels from 0 to 5 with data_args.classes 6" in message(lambda: load(path, classes=6))
 
 
 def test_names_of_classes_and_groups_are_kept(tmp_path):

@@ -3,7 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from error_messages import message
-from fl_labelskew_registry import Arrays, Data, Images, LabelSkewError
+from fl_labelskew_registry import Arrays, Data, Images
 
 from fl_labelskew_plugins.data.stats import moments, normalised, pooled, sums
 
@@ -66,10 +66,9 @@ def test_a_recipe_replaces_the_statistics_of_the_data_set(data):
 
 
 def test_files_and_samples_that_are_not_measurements_are_not_measured(data):
-    with pytest.raises(
-        LabelSkewError, match=r"^data_args.mean: samples of this kind .* cannot be normalised; use null$"
-    ):
-        normalised(replace(data, mean=(), std=()), "data", "data")
-    data.train.x = Images(["a.png"], (3, 4, 4), lambda file, augmented: None)
-    with pytest.raises(LabelSkewError, match="data: not supported for images in files; use numbers, or imagenet"):
-        normalised(data, "data", "data")
+    line = message(lambda: normalised(replace(data, mean=(), std=()), "data", "data"))
+    assert line.startswith("data_args.mean: samples of this kind ")
+    assert line.endswith(" cannot be normalised; use null")
+    data.train.x = Images(["a.png"], (3, 4, 4), None)
+    line = "data: not supported for images in files; use numbers, or imagenet"
+    assert line in message(lambda: normalised(data, "data", "data"))

@@ -6,13 +6,8 @@ import pytest
 import torch
 
 from fl_labelskew_plugins.diagnostics.points import arrows, embedding, principal_shares
-from fl_labelskew_plugins.diagnostics.training import (
-    deviation_bound,
-    observed_probability,
-    pairs,
-    proxy_gradient_norms,
-)
-from fl_labelskew_plugins.diagnostics.uploads import class_accuracy, eigenvalue_variance, norm_and_cosine
+from fl_labelskew_plugins.diagnostics.training import deviation_bound, pairs, proxy_gradient_norms
+from fl_labelskew_plugins.diagnostics.uploads import eigenvalue_variance, norm_and_cosine
 
 
 def test_proxy_gradients_follow_equation_9():
@@ -30,18 +25,6 @@ def test_proxy_gradients_without_missing_or_observed_classes():
     gradient = torch.tensor([[3.0, 4.0], [6.0, 8.0]])
     assert proxy_gradient_norms(gradient, torch.tensor([True, True])) == {"observed": torch.tensor(7.5)}
     assert proxy_gradient_norms(gradient, torch.tensor([False, False])) == {"missing": torch.tensor(7.5)}
-
-
-def test_observed_probability():
-    p = torch.tensor([[0.7, 0.1, 0.2], [0.3, 0.6, 0.1]])
-    means = observed_probability(p, torch.tensor([2, 0]), torch.tensor([True, False, True]))
-    assert float(means["own"]) == pytest.approx((0.2 + 0.3) / 2)
-    assert float(means["observed"]) == pytest.approx((0.9 + 0.4) / 2)
-
-
-def test_class_accuracy():
-    logits = torch.eye(4)[[0, 0, 1, 2, 3, 1]]
-    assert class_accuracy(logits, torch.tensor([0, 1, 1, 1, 3, 3])) == [1.0, pytest.approx(1 / 3), None, 0.5]
 
 
 def test_deviation_bound_by_loops():

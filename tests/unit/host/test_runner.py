@@ -7,6 +7,7 @@ import pytest
 import torch
 from error_messages import message
 from fl_labelskew_registry import LabelSkewError, Method, RunError
+from recipe_texts import DIGITS
 
 import fl_labelskew_plugins as fl
 from fl_labelskew_plugins import seeds
@@ -105,13 +106,10 @@ def trained(args, method, **options):
 def own(args, method, folder, **parameters):
     x, y, lists = federation()
     keys = "client_num_in_total client_num_per_round comm_round epochs batch_size learning_rate momentum"
-    recipe = {
+    recipe = DIGITS | {
         "common_args": {"random_seed": args.random_seed},
-        "data_args": {"dataset": "digits"},
-        "model_args": {"model": "mlp"},
         "train_args": {key: getattr(args, key) for key in keys.split()},
         "method_args": {"method": method, **parameters},
-        "device_args": {"threads": 1},
     }
     return fl.run(recipe, folder, model=network(), dataset=((x, y), (x, y)), partition=lists, host="none", quiet=True)
 

@@ -80,10 +80,9 @@ def ordered(*numbers):
 def test_every_changed_removed_or_moved_line_is_named(tmp_path, harm, where):
     write(tmp_path)
     harm(tmp_path / NAME)
-    with pytest.raises(RunError) as broken:
-        audit.verify(tmp_path)
-    assert where in str(broken.value)
-    assert str(broken.value).isprintable()
+    line = message(lambda: audit.verify(tmp_path), kind=RunError)
+    assert where in line
+    assert line.isprintable()
 
 
 def test_a_missing_end_is_detected_with_the_last_digest(tmp_path):
@@ -107,8 +106,8 @@ def test_the_log_continues_after_a_restart_and_in_a_new_file(tmp_path, monkeypat
     last = json.loads(lines(tmp_path, names[1])[0])
     assert last["before"] == hashlib.sha256(lines(tmp_path, names[0])[-1]).hexdigest()
     (tmp_path / names[1]).unlink()
-    with pytest.raises(RunError, match=rf"{names[2]} line 1: this line does not follow {names[0]} line"):
-        audit.verify(tmp_path)
+    line = f"{names[2]} line 1: this line does not follow {names[0]} line"
+    assert line in message(lambda: audit.verify(tmp_path), kind=RunError)
     (tmp_path / names[0]).unlink()
     assert f"{names[2]} line 1: is not the start of a log" in message(lambda: audit.verify(tmp_path), kind=RunError)
 

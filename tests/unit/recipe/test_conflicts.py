@@ -38,6 +38,20 @@ def test_a_reachable_address_needs_certificates(key, host):
     assert parse.parse(text_with(comm_args={key: f"{host}:8890"})).comm.certs is None
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "127.8.9.1:65535", "[::1]:8890", "localhost:8890"])
+def test_loopback_needs_no_certificates(address):
+    assert parse.parse(cross_silo(server_address=address)).comm.server_address == address
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["", "x", "127.0.0.1", "127.0.0.1:", ":8890", "a:65536", "a:-1", "::1:80", "[x]:1", "a b:1", "a:1\n", "a:²"],
+)
+def test_invalid_addresses(address):
+    line = only_line(text_with(comm_args={"server_address": address}))
+    assert "is not an address; use host:port with a port from 0 to 65535, such as" in line
+
+
 def test_one_file_per_silo_is_required():
     text = text_with(**CROSS_SILO | {"client_specific_args": {"data_silo_config": ["one.yaml"]}})
     assert only_line(text).endswith("data_silo_config: 1 files for 2 clients; allowed: one file per client, or none")
@@ -101,26 +115,27 @@ def test_sums_without_noise_are_over_all_clients(key):
     parse.parse(FEDAVG, overrides=[*overrides, "privacy_args.noise_multiplier=1", "privacy_args.clip=1"])
 
 
-@pytest.mark.parametrize("optimizer", ["SCAFFOLD", "FedDC", "Mime", "FedNova"])
-def test_sums_with_two_weights_per_client_are_refused(optimizer):
-    key = "train_args.federated_optimizer"
-    what = f"{optimizer} sends more than weights, and the sums of both can reveal data of one client"
-    line = only_line(FEDAVG, f"{SUMS}=true", f"{key}={optimizer}", "train_args.momentum=0")
-    allowed = "FedAvg, FedProx, FedOpt, FedDyn, FedSAM, FedLESAM, or no secure aggregation"
-    assert line == f"--set {key}: {what}; allowed: {allowed}"
+OPTIMIZER = "train_args.federated_optimizer"
+MORE = "sends more than weights, and the sums of both can reveal data of one client"
+OTHERS = "FedAvg, FedProx, FedOpt, FedDyn, FedSAM, FedLESAM"
+FEW = "0.3: the sum of prototypes would cover few clients; allowed: 1"
 
 
-def test_class_weights_in_sums_are_refused():
-    line = only_line(FEDAVG, f"{SUMS}=true", "train_args.proxy_aggregation=class")
-    assert line.endswith("reveal class counts of single clients; allowed: model, or no secure aggregation")
-
-
-def test_a_sum_of_few_clients_prototypes():
-    line = "0.3: the sum of prototypes would cover few clients; allowed: 1, or no secure aggregation"
-    for method in ("fedmr", "fedshift+fedmr"):
-        key = "method_args." + ("fedmr." if "+" in method else "") + "share_prototypes"
-        overrides = [f"{SUMS}=true", f"method_args.method={method}", f"{key}=0.3"]
-        assert only_line(FEDAVG, *overrides).endswith(f"share_prototypes: {line}")
+@pytest.mark.parametrize(
+    ("overrides", "end"),
+    [
+        *[
+            (f"{OPTIMIZER}={name} train_args.momentum=0", f"--set {OPTIMIZER}: {name} {MORE}; allowed: {OTHERS}")
+            for name in ("SCAFFOLD", "FedDC", "Mime", "FedNova")
+        ],
+        ("train_args.proxy_aggregation=class", "reveal class counts of single clients; allowed: model"),
+        ("method_args.method=fedmr method_args.share_prototypes=0.3", f"method_args.share_prototypes: {FEW}"),
+        ("method_args.method=fedshift+fedmr method_args.fedmr.share_prototypes=0.3", f"share_prototypes: {FEW}"),
+    ],
+)
+def test_sums_that_reveal_data_are_refused(overrides, end):
+    line = only_line(FEDAVG, f"{SUMS}=true", *overrides.split())
+    assert line.endswith(f"{end}, or no secure aggregation")
 
 
 FOUR = ["comm_args.certs=certs", "train_args.client_num_in_total=4", "client_specific_args.data_silo_config=[]"]

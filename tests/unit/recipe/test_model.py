@@ -28,16 +28,9 @@ def test_rounds_with_a_test_are_counted(every, rounds):
 
 
 def test_a_dump_loads_to_an_equal_recipe(tmp_path):
-    odd = text_with(
-        data_args={"data_cache_dir": "1e5"},
-        tracking_args={"run_dir": "2020-01-01: # 'é"},
-        security_args={
-            "enable_attack": True,
-            "attack_type": "byzantine",
-            "byzantine_client_num": 1,
-            "attack_mode": "zero",
-        },
-    )
+    attack = {"enable_attack": True, "attack_type": "byzantine", "byzantine_client_num": 1, "attack_mode": "zero"}
+    tracking = {"run_dir": "2020-01-01: # 'é"}
+    odd = text_with(data_args={"data_cache_dir": "1e5"}, tracking_args=tracking, security_args=attack)
     first = parse.parse(odd, source="odd.yaml")
     path = tmp_path / "recipe.yaml"
     path.write_text(first.dump(), encoding="utf-8")

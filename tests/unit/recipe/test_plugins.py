@@ -1,5 +1,6 @@
 import pytest
 import yaml
+from error_messages import message
 from jsonschema import Draft202012Validator
 from recipe_texts import lines_of, only_line, text_with
 
@@ -67,9 +68,7 @@ def test_each_mistake_has_a_separate_line():
 def test_a_silos_file_names_no_plugin(tmp_path):
     file = tmp_path / "silo.yaml"
     file.write_text("data_args: {dataset: digits}\ntracking_args: {run_dir: here, trackers: [csv]}\n")
-    with pytest.raises(parse.RecipeError, match=r"tracking_args.trackers: unknown key; allowed: run_dir, ") as error:
-        parse.check(file)
-    assert len(error.value.mistakes) == 1
+    assert "tracking_args.trackers: unknown key; allowed: run_dir, " in message(lambda: parse.check(file))
 
 
 def test_a_plugin_that_fails_to_import_is_not_a_recipe_error(register):

@@ -1,4 +1,6 @@
 import pytest
+from error_messages import message
+from recipe_texts import only_line
 
 from fl_labelskew_plugins.recipe import parse, policy
 from fl_labelskew_plugins.recipe.mistakes import RecipeError
@@ -135,10 +137,8 @@ def test_a_policy_is_checked_like_every_section(tmp_path, text, said):
 
 def test_neither_recipe_nor_override_can_change_a_policy(tmp_path):
     plain = RECIPE.format(method="fedavg", train="", comm="", more="")
-    with pytest.raises(RecipeError, match="policy: unknown section; allowed: common_args"):
-        parse.parse(plain + "policy: {max_rounds: 9}")
-    with pytest.raises(RecipeError, match=r"--set policy.max_rounds: unknown section"):
-        parse.parse(plain, overrides=["policy.max_rounds=9"])
+    assert "policy: unknown section; allowed: common_args" in only_line(plain + "policy: {max_rounds: 9}")
+    assert only_line(plain, "policy.max_rounds=9").startswith("--set policy.max_rounds: unknown section")
     (line,) = lines(tmp_path, "max_rounds: 5", overrides=["train_args.comm_round=6"])
     assert line.startswith("max_rounds: 5 does not allow")
 
@@ -151,5 +151,4 @@ def test_a_policy_is_only_in_the_silos_file(tmp_path):
     assert own.policy.account == str(tmp_path / "answers.json")
     assert "policy" not in own.resolved()
     (tmp_path / "north.yaml").write_text("policy: {max_rounds: 1}")
-    with pytest.raises(RecipeError, match="max_rounds: 1 does not allow"):
-        parse.check(tmp_path / "north.yaml")
+    assert "max_rounds: 1 does not allow" in message(lambda: parse.check(tmp_path / "north.yaml"))

@@ -6,6 +6,8 @@ from recipe_texts import TABLE
 
 from fl_labelskew_plugins.recipe import parse, shipped
 
+pytestmark = pytest.mark.usefixtures("here")
+
 
 def test_files_and_rows_have_names():
     names = shipped.names()
@@ -15,7 +17,6 @@ def test_files_and_rows_have_names():
     assert not any(name.startswith("papers/") for name in names)
 
 
-@pytest.mark.usefixtures("here")
 def test_a_name_equals_a_path():
     assert parse.load("quickstart").resolved() == parse.load(shipped.folder() / "quickstart.yaml").resolved()
     recipe = parse.load("fedmr/table1_fmnist_p10c2", ["train_args.epochs=3"])
@@ -41,7 +42,6 @@ def test_a_row_of_a_users_table(here):
     assert message(lambda: parse.load("deep/mine/wid")).startswith(line)
 
 
-@pytest.mark.usefixtures("here")
 @pytest.mark.parametrize(
     ("path", "words"),
     [

@@ -1,6 +1,7 @@
 import pytest
 import torch
-from fl_labelskew_registry import HOOKS, Batch, ClientView, Federation, Method, Optimizer, Total
+from fl_labelskew_registry import HOOKS, Batch, ClientView, Method, Optimizer, Total
+from fl_labelskew_registry.testing import FEDERATION
 from pydantic import BaseModel
 
 
@@ -9,25 +10,14 @@ class Plain(Method):
         factor: float = 2.0
 
 
-@pytest.fixture
-def client():
-    federation = Federation(
-        num_clients=4, clients_per_round=2, rounds=3, epochs=1, num_classes=3, num_features=5, num_samples=20,
-        min_samples=3, seed=0,
-    )  # fmt: skip
-    return ClientView(
-        id=1, round=0, counts=torch.tensor([2, 0, 3]), shared={}, state={}, generator=torch.Generator(),
-        times_selected=1, federation=federation,
-    )  # fmt: skip
-
-
 def test_params_default_to_the_plugins_model():
     assert Plain().params.factor == 2.0
     assert Plain(Plain.Params(factor=3.0)).params.factor == 3.0
 
 
-def test_the_base_method_is_fedavg(client):
+def test_the_base_method_is_fedavg():
     method = Plain()
+    client = ClientView(1, 0, torch.tensor([2, 0, 3]), {}, {}, torch.Generator(), 1, FEDERATION)
     logits, labels = torch.randn(4, 3), torch.tensor([0, 2, 2, 0])
     batch = Batch(inputs=torch.zeros(4, 1), features=torch.zeros(4, 5), logits=logits, labels=labels)
     terms = method.loss(batch, client)

@@ -3,7 +3,7 @@ import json
 import pytest
 import torch
 from error_messages import message
-from fl_labelskew_registry import LabelSkewError, RunError
+from fl_labelskew_registry import RunError
 
 from fl_labelskew_plugins.engine.client_state import StateStore
 from fl_labelskew_plugins.machine import locks
@@ -86,8 +86,8 @@ def test_the_last_checkpoints_are_kept_with_the_states_that_they_refer_to(tmp_pa
 def test_going_back_restores_a_checkpoint_and_moves_later_files(tmp_path):
     folder = RunFolder(tmp_path)
     states = StateStore(folder.states)
-    with pytest.raises(LabelSkewError, match=r"--from-round 2: .* has no checkpoint yet; use only --resume"):
-        folder.go_back(2)
+    line = f"--from-round 2: {tmp_path} has no checkpoint yet; use only --resume"
+    assert message(lambda: folder.go_back(2)).startswith(line)
     for round in (1, 2, 3, 4):
         saved(folder, states, round, keep=3)
     (tmp_path / "summary.json").write_text("{}")
@@ -173,8 +173,7 @@ def test_a_process_that_lost_its_lock_stops_writing(tmp_path):
     theirs = '{"pid": 7, "machine": "north"}'
     (tmp_path / locks.NAME).write_text(theirs)  # which has waited long enough
     for write in (lambda: folder.append(folder.metrics, {"round": 1}), lambda: folder.write_text("summary.json", "{}")):
-        with pytest.raises(RunError, match=f"{tmp_path}: process 7 on north has taken over this run"):
-            write()
+        assert f"{tmp_path}: process 7 on north has taken over this run" in message(write, kind=RunError)
     folder.set_status(state="failed")
     folder.release()
     texts = {file.name: file.read_text() for file in tmp_path.iterdir()}

@@ -1,10 +1,9 @@
 import json
 
 import numpy as np
-import pytest
 import torch
 from error_messages import message
-from fl_labelskew_registry import Arrays, Data, LabelSkewError, RunError
+from fl_labelskew_registry import Arrays, Data, RunError
 from recipe_texts import text_with
 
 from fl_labelskew_plugins.engine.local import LocalResult
@@ -52,27 +51,22 @@ def test_the_seed_determines_start_weights_and_partition():
     assert not torch.equal(a.start["classifier.weight"], c.start["classifier.weight"])
 
 
-def test_a_run_is_not_resumed_with_other_samples(tmp_path):
-    x, y = np.random.default_rng(0).random((60, 4)), np.arange(60) % 3
-    np.savez(tmp_path / "d.npz", x=x, y=y)
-    changes = [f"data_args.data_cache_dir={tmp_path}", "data_args.dataset=npz", "train_args.client_num_in_total=3"]
-
-    def record(resume):
-        return Record(built(*changes), RunFolder(tmp_path / "run"), Progress(), resume=resume)
-
-    RunFolder(tmp_path / "run").create()
-    record(resume=False)
-    assert len(json.loads((tmp_path / "run" / "environment.json").read_text())["data"]) == 32
-    record(resume=True)
-    np.savez(tmp_path / "d.npz", x=x + 0.5, y=y)  # the same partition
-    assert "the samples differ from the run's; use the original data set" in message(lambda: record(resume=True))
-
-
-def grouped(folder, *overrides):
-    x, y = np.random.default_rng(0).random((60, 4)), np.arange(60) % 3
+def grouped(folder, *overrides, shift=0.0):
+    x, y = np.random.default_rng(0).random((60, 4)) + shift, np.arange(60) % 3
     np.savez(folder / "d.npz", x=x, y=y, groups=np.array(["north", "south", "coast"]).repeat(20))
     changes = ["data_args.dataset=npz", "train_args.client_num_in_total=3", "partition_args.partition_method=natural"]
     return built(f"data_args.data_cache_dir={folder}", *changes, *overrides)
+
+
+def test_a_run_is_not_resumed_with_other_samples(tmp_path):
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    Record(grouped(tmp_path), folder, Progress(), resume=False)
+    assert len(json.loads((folder.path / "environment.json").read_text())["data"]) == 32
+    Record(grouped(tmp_path), folder, Progress(), resume=True)
+    other = grouped(tmp_path, shift=0.5)  # with the same partition
+    line = "the samples differ from the run's; use the original data set"
+    assert line in message(lambda: Record(other, folder, Progress(), resume=True))
 
 
 def test_clients_equal_to_groups_are_shown_by_name(tmp_path):
@@ -83,8 +77,8 @@ def test_clients_equal_to_groups_are_shown_by_name(tmp_path):
     broken = LocalResult({"no": torch.zeros(1)}, {}, {}, {})
     RunFolder(tmp_path / "run").create()
     rounds = Rounds(Record(made, RunFolder(tmp_path / "run"), Progress(), resume=False))
-    with pytest.raises(RunError, match=r"^round 1: upload of client north "):
-        rounds.server.check(1, 0, broken)
+    line = message(lambda: rounds.server.check(1, 0, broken), kind=RunError)
+    assert line.startswith("round 1: upload of client north ")
     assert json.loads((tmp_path / "run" / "partition.json").read_text())["clients"] == ["coast", "north", "south"]
 
 
@@ -97,5 +91,5 @@ def test_a_recipe_sets_mean_and_std(tmp_path):
     torch.testing.assert_close(given.trainer.train.inputs(index), expected)
     own = grouped(tmp_path, "data_args.mean=data")
     torch.testing.assert_close(own.trainer.train.inputs(index), plain.trainer.train.inputs(index))
-    with pytest.raises(LabelSkewError, match=r"^data_args.mean: imagenet: 3 numbers for samples of 4 channels; use "):
-        grouped(tmp_path, "data_args.mean=imagenet")
+    line = "data_args.mean: imagenet: 3 numbers for samples of 4 channels; use "
+    assert message(lambda: grouped(tmp_path, "data_args.mean=imagenet")).startswith(line)

@@ -104,8 +104,7 @@ def test_a_folder_that_is_not_a_run(tmp_path):
     assert shown(tmp_path / "x", code=2) == f"error: {tmp_path}/x: no such folder; use the folder of a run or a sweep\n"
     assert shown("x" * 300, code=2) == f"error: {'x' * 300}: cannot be read: File name too long\n"
     (tmp_path / "odd" / "status.json").mkdir(parents=True)
-    line = f"error: {tmp_path}/odd/status.json: cannot be read: Is a directory\n"
-    assert shown(tmp_path / "odd", code=2) == line
+    assert shown(tmp_path / "odd", code=2) == f"error: {tmp_path}/odd/status.json: cannot be read: Is a directory\n"
     line = f"error: {tmp_path}: contains neither status.json nor recipe.yaml; use the folder of a run or a sweep\n"
     assert shown(tmp_path, code=2) == line
 

@@ -2,8 +2,8 @@ import json
 import math
 
 import pytest
-from error_messages import message
-from fl_labelskew_registry import LabelSkewError, MistakesError, catalog, load
+from error_messages import message, mistakes
+from fl_labelskew_registry import LabelSkewError, catalog, load
 from run_folders import folder, resolved
 
 from fl_labelskew_plugins.ops import added
@@ -25,11 +25,13 @@ def lines_of(found):
     return {setting: list(lines) for setting, lines in report.curves(found).items()}
 
 
+OF_CLIENTS = {"client_accuracy_mean": 0.5, "client_accuracy_worst": 0.25, "client_accuracy_std": 0.125}
+
+
 def test_measures_per_client_have_columns_if_known(tmp_path):
-    told = {"client_accuracy_mean": 0.5, "client_accuracy_worst": 0.25, "client_accuracy_std": 0.125}
     found = rows_of(
-        folder(tmp_path / "a", resolved(0), [0.5, 0.5], **told),
-        folder(tmp_path / "b", resolved(1), [0.5, 0.5], **told | {"client_accuracy_worst": 0.5}),
+        folder(tmp_path / "a", resolved(0), [0.5, 0.5], **OF_CLIENTS),
+        folder(tmp_path / "b", resolved(1), [0.5, 0.5], **OF_CLIENTS | {"client_accuracy_worst": 0.5}),
         folder(tmp_path / "c", resolved(0, "fedrs"), [0.5, 0.5]),
     )
     assert numbers(found, "own tests", "worst client", "spread") == [[50.0, 37.5, 12.5], [None, None, None]]
@@ -38,14 +40,10 @@ def test_measures_per_client_have_columns_if_known(tmp_path):
     assert not printed.texts(found[1:]).columns.intersection(["own tests", "worst client", "spread"]).size
 
 
-NONE = [None, None]
-
-
 def test_rows_without_a_global_test_have_the_clients_accuracy(tmp_path):
-    of_clients = {"client_accuracy_mean": 0.5, "client_accuracy_worst": 0.25, "client_accuracy_std": 0.125}
     found = rows_of(
-        folder(tmp_path / "a", resolved(0), NONE, **of_clients),
-        folder(tmp_path / "b", resolved(0, "fedlc"), NONE, **of_clients | {"client_accuracy_mean": 0.75}),
+        folder(tmp_path / "a", resolved(0), [None] * 2, **OF_CLIENTS),
+        folder(tmp_path / "b", resolved(0, "fedlc"), [None] * 2, **OF_CLIENTS | {"client_accuracy_mean": 0.75}),
     )
     texts = printed.texts(found)
     assert texts["test"].tolist() == ["clients' mean", "clients' mean"]
@@ -63,8 +61,8 @@ def test_rows_without_a_global_test_have_the_clients_accuracy(tmp_path):
 def test_rows_with_different_tests_are_not_compared(tmp_path):
     runs = [
         folder(tmp_path / "a", resolved(0), [0.9, 0.9], client_accuracy_mean=0.2),
-        folder(tmp_path / "b", resolved(0, "fedlc"), NONE, client_accuracy_mean=0.5),
-        folder(tmp_path / "c", resolved(1, "fedlc"), NONE, client_accuracy_pooled=0.7, client_test_samples=30),
+        folder(tmp_path / "b", resolved(0, "fedlc"), [None] * 2, client_accuracy_mean=0.5),
+        folder(tmp_path / "c", resolved(1, "fedlc"), [None] * 2, client_accuracy_pooled=0.7, client_test_samples=30),
         folder(tmp_path / "d", resolved(0, "fedlc"), [0.8, 0.8]),
     ]
     found = rows_of(*runs)
@@ -139,29 +137,24 @@ def test_methods_that_keep_a_model_for_each_client(method):
 
 def test_a_method_has_the_same_name_and_place_in_every_setting(tmp_path):
     # tau distinguishes two rows under pcdd, so iid shows it, too; differences between settings are not shown
+    other = {"train": {"epochs": 2}}
     recipes = [
         resolved(0, "fedlc", "pcdd", tau=1.0), resolved(0, "fedlc", "pcdd", tau=3.0), resolved(0, "fedavg", "pcdd"),
-        resolved(0, "fedlc", "iid", tau=1.0), resolved(0, "fedavg", "iid"),
+        resolved(0, "fedlc", "iid", **other, tau=1.0), resolved(0, "fedavg", "iid", **other),
     ]  # fmt: skip
-    for recipe in recipes[3:]:
-        recipe["train_args"]["epochs"] = 2
     found = rows_of(*(folder(tmp_path / str(n), recipe, [0.5]) for n, recipe in enumerate(recipes)))
     names = found["label"].tolist()
     assert names == ["fedlc, tau=1.0", "fedlc, tau=3.0", "fedavg", "fedlc, tau=1.0", "fedavg"]
     assert lines_of(found) == {"pcdd": names[:3], "iid": names[3:]}
 
 
-def asking(rounds, recipe):
-    recipe["train_args"]["comm_round"] = rounds
-    return recipe
-
-
 def test_an_unfinished_run_is_not_counted(tmp_path):
+    three = {"comm_round": 3}
     runs = [
-        folder(tmp_path / "a", asking(3, resolved(0)), [0.1, 0.5, 0.7]),
-        folder(tmp_path / "b", asking(3, resolved(1)), [0.9, 0.9]),  # would be the baseline's best
-        folder(tmp_path / "c", asking(3, resolved(0, "fedrs")), [0.7]),  # under way
-        folder(tmp_path / "d", asking(3, resolved(0, "fedlc")), [0.1, 0.2, 0.3]),
+        folder(tmp_path / "a", resolved(0, train=three), [0.1, 0.5, 0.7]),
+        folder(tmp_path / "b", resolved(1, train=three), [0.9, 0.9]),  # would be the baseline's best
+        folder(tmp_path / "c", resolved(0, "fedrs", train=three), [0.7]),  # under way
+        folder(tmp_path / "d", resolved(0, "fedlc", train=three), [0.1, 0.2, 0.3]),
     ]
     found = list(map(read, runs))
     rows = report.rows(grouped(found), 2)
@@ -201,9 +194,7 @@ def test_a_papers_number_names_the_column_to_compare(tmp_path):
 def test_references_are_rows_of_their_own(tmp_path):
     runs = [folder(tmp_path / "a", resolved(0), [0.5])]
     for name in ("centralised", "local"):
-        recipe = resolved(0)
-        recipe["train_args"] = recipe["train_args"] | {"reference": name}
-        runs.append(folder(tmp_path / name, recipe, [0.75]))
+        runs.append(folder(tmp_path / name, resolved(train={"reference": name}), [0.75]))
     rows = rows_of(*runs)
     assert rows["label"].tolist() == rows["method"].tolist() == ["fedavg", "centralised", "local"]
     assert rows["setting"].nunique() == 1
@@ -212,7 +203,7 @@ def test_references_are_rows_of_their_own(tmp_path):
 
 def test_a_seed_counts_once(tmp_path):
     found = [
-        read(folder(tmp_path / name, asking(2, resolved(0)), accuracies))
+        read(folder(tmp_path / name, resolved(train={"comm_round": 2}), accuracies))
         for name, accuracies in (("half", [0.1]), ("whole", [0.2, 0.3]), ("copy", [0.2, 0.3]))
     ]
     rows = report.rows(grouped(found), 1)
@@ -282,7 +273,6 @@ def test_partitions_of_one_name_are_separate_settings(tmp_path):
     found = rows_of(*(folder(tmp_path / str(n), recipe, [0.5 - 0.1 * n]) for n, recipe in enumerate(recipes)))
     assert found["setting"].tolist() == found["partition"].tolist() == ["dirichlet 0.1", "dirichlet 0.5"]
     assert found["rank"].tolist() == [1, 1]
-    # The setting says it, the label need not.
     assert found["label"].tolist() == ["fedavg", "fedavg"]
     assert found["differs in"].tolist() == ["", ""]
     assert lines_of(found) == {"dirichlet 0.1": ["fedavg"], "dirichlet 0.5": ["fedavg"]}
@@ -338,13 +328,8 @@ def test_differences_are_paired_by_seed_and_classified_by_their_interval(tmp_pat
         *of_seeds(tmp_path, "moon", [0.1], first=7),
         *of_seeds(tmp_path, "fedrs", [0.9], "pcdd"),
     )
-    naive = []
-    baseline = {0: 30, 1: 50, 2: 70}
-    for runs in found["runs"]:
-        pairs = [100 * run.tests[0]["accuracy"] - baseline[int(run.seed)] for run in runs if int(run.seed) in baseline]
-        naive.append(sum(pairs) / len(pairs) if pairs else None)
-    naive[0] = naive[5] = None  # the baseline itself, and a setting without one
-    assert numbers(found, "difference") == [[None if v is None else pytest.approx(v)] for v in naive]
+    differences = [None, pytest.approx(2), pytest.approx(2), pytest.approx(-0.3), None, None]
+    assert [value for (value,) in numbers(found, "difference")] == differences
     texts = printed.texts(found)
     assert texts["difference"].tolist() == [
         "-", "+2.00 [-0.48, 4.48]", "+2.00 [1.98, 2.02] better", "-0.30 [-2.84, 2.24]", "-", "-",
@@ -527,8 +512,7 @@ def test_the_table_from_python_equals_the_printed_numbers(tmp_path):
     assert (cells["accuracy"], cells["accuracy_std"]) == (50, pytest.approx(50 / 2**0.5))
     assert (cells["s/round"], cells["seeds"], cells["rank"]) == (2.0, 2, 1)
     assert "<td>&lt;b&gt;</td>" in both._repr_html_()  # as a notebook shows it
-    with pytest.raises(MistakesError, match="no such folder"):
-        printed.report([tmp_path, tmp_path / "nope"])
+    assert mistakes(lambda: printed.report([tmp_path, tmp_path / "nope"])) == [f"{tmp_path}/nope: no such folder"]
     assert "no runs to report" in message(lambda: printed.report([]))
 
 

@@ -2,8 +2,7 @@ import csv
 import json
 
 import numpy as np
-import pytest
-from fl_labelskew_registry import LabelSkewError
+from error_messages import message
 from recipe_texts import cross_silo, text_with
 
 from fl_labelskew_plugins.recipe import parse
@@ -28,9 +27,9 @@ def test_survey_of_a_partition_has_the_counts_of_a_run():
 
 
 def test_silos_with_separate_data_need_a_survey_of_silos():
-    match = r"data_silo_config: its silos have their own data.*use labelskew run RECIPE"
-    with pytest.raises(LabelSkewError, match=match):
-        surveys.of_partition(parse.parse(cross_silo()))
+    line = message(lambda: surveys.of_partition(parse.parse(cross_silo())))
+    assert "data_silo_config: its silos have their own data" in line
+    assert "use labelskew run RECIPE" in line
 
 
 def test_notes_name_classes_without_clients_and_with_one_client():

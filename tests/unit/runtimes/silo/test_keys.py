@@ -1,5 +1,6 @@
 import pytest
 from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from error_messages import message
 
 from fl_labelskew_plugins.runtimes.silo import certs, keys
@@ -56,22 +57,18 @@ def test_every_key_is_encrypted_and_read_back_plain(made, word):
         content = path.read_bytes()
         assert content.startswith(b"-----BEGIN ENCRYPTED PRIVATE KEY-----")
         assert path.stat().st_mode & 0o777 == 0o600
-        private = serialization.load_pem_private_key(content, WORD.encode())  # by nothing of ours
-        plain = private.private_bytes(
-            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-        )
+        private = load_pem_private_key(content, WORD.encode())  # by nothing of ours
         if path.stem != "ca":
-            assert certs.read(made, path.stem).key == plain
+            assert certs.read(made, path.stem).key == keys.pem(private)
 
 
 def test_a_key_encrypted_by_another_program_is_read(tmp_path, word):
     certs.new(tmp_path, 1)
     path = tmp_path / "silo-1.key"
-    key = serialization.load_pem_private_key(path.read_bytes(), None)
+    key = load_pem_private_key(path.read_bytes(), None)
     hidden = serialization.BestAvailableEncryption(WORD.encode())
-    path.write_bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, hidden)
-    )
+    form = serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL
+    path.write_bytes(key.private_bytes(*form, hidden))
     word()
     assert certs.read(tmp_path, "silo-1").key == keys.pem(key)
     word("wrong")

@@ -150,13 +150,9 @@ def test_many_samples_of_one_class_do_not_hide_a_large_sum_of_another():
     honest = {"sums": torch.tensor([[40.0], [40.0]]), "counts": torch.tensor([40, 40])}
     for dtype in (torch.float64, torch.int64):
         cheat = {"sums": torch.tensor([[0], [10**9]], dtype=dtype), "counts": torch.tensor([10**9, 1])}
-        judge = Judge(1000, {}, 3)
-        judge.begin(0)
-        held = []
-        for client, sent in enumerate((honest, honest, cheat)):
-            values = norms(LocalResult({}, sent, {}, {}), {}, [], kinds, sends_change=False)
-            held += [] if judge.add(client, values) else [client]
-        assert [client for client in held if judge.objection(client)] == [2]
+        results = [LocalResult({}, sent, {}, {}) for sent in (honest, honest, cheat)]
+        values = [norms(result, {}, [], kinds, sends_change=False) for result in results]
+        assert [bool(line) for line in objections(Judge(1000, {}, 3), *values)] == [False, False, True]
 
 
 def test_norms_do_not_overflow_and_read_large_tensors_in_parts():
