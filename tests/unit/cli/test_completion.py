@@ -3,10 +3,10 @@ from click.shell_completion import get_completion_class
 from fl_labelskew_plugins.cli.main import main
 
 
-def completed(line, *, shell="zsh"):
+def completed(line):
     """Completions of a line with an incomplete last word."""
     *words, word = line.split(" ")
-    complete = get_completion_class(shell)(main, {}, "labelskew", "_LABELSKEW_COMPLETE")
+    complete = get_completion_class("zsh")(main, {}, "labelskew", "_LABELSKEW_COMPLETE")
     return [item.value for item in complete.get_completions(words, word)]
 
 

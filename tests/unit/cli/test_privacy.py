@@ -24,9 +24,8 @@ def recipe(tmp_path):
 
 
 def test_before_a_run_the_sent_data_and_the_answers_within_the_budget_are_listed(recipe):
-    head, noise, epsilon, budget, levels = call("privacy", recipe, *NOISY, *BUDGET, "--samples", 400).output.split(
-        "\n\n"
-    )
+    output = call("privacy", recipe, *NOISY, *BUDGET, "--samples", 400).output
+    head, noise, epsilon, budget, levels = output.split("\n\n")
     assert head == "r: fedrs, 20 rounds of 10 of 10 clients, of 400 training samples"
     assert noise.splitlines()[-1].split() == ["each", "round", "0.0025", "1", "weights", "(gaussian", "noise)"]
     silo, claim = (line.split()[-2:] for line in epsilon.splitlines()[2:])

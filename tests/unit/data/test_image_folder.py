@@ -12,10 +12,10 @@ from fl_labelskew_plugins.data.image_folder import TREE, ImageFolder, list_image
 from fl_labelskew_plugins.data.pictures import decode
 
 
-def image(path, colour=(200, 100, 50), size=(40, 30)):
+def image(path, colour=(200, 100, 50)):
     path.parent.mkdir(parents=True, exist_ok=True)
     mode = "L" if isinstance(colour, int) else "RGB"
-    Image.new(mode, size, colour).save(path)
+    Image.new(mode, (40, 30), colour).save(path)
 
 
 load, load_test = (functools.partial(read, ImageFolder) for read in (datasets.load, datasets.load_test))
@@ -118,9 +118,8 @@ def test_a_deep_check_opens_every_file_and_lists_the_broken_ones(tmp_path):
     broken_tree(tmp_path, 30)
     checked(tmp_path)  # only names
     result = checked(tmp_path, "--deep", code=1)
-    assert [line.partition(": is not a valid image (")[0] for line in result.stdout.splitlines()[-30:]] == [
-        str(file) for file in files[:30]
-    ]
+    broken = [line.partition(": is not a valid image (")[0] for line in result.stdout.splitlines()[-30:]]
+    assert broken == [*map(str, files[:30])]
     assert result.stderr == f"error: data set image_folder in {tmp_path}: 30 broken files\n"
 
 

@@ -33,8 +33,7 @@ def content(users):
 
 def write(folder, part, users, name="all_data_0_keep_0_{part}_9.json"):
     (folder / part).mkdir(parents=True, exist_ok=True)
-    value = users if "users" in users else content(users)
-    (folder / part / name.format(part=part)).write_text(json.dumps(value))
+    (folder / part / name.format(part=part)).write_text(json.dumps(content(users)))
 
 
 def writers(**sizes):

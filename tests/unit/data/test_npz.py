@@ -10,6 +10,7 @@ from fl_labelskew_plugins.data.stats import moments
 
 Y = np.arange(20) % 4
 X = np.random.default_rng(0).normal(size=(20, 5))
+BAD = [np.nan, np.inf, 1e300]
 
 
 def write(folder, name="data.npz", **arrays):
@@ -39,9 +40,8 @@ def test_x_and_y(tmp_path):
 def test_four_arrays_and_named_file(tmp_path):
     write(tmp_path, "other.npz", x=X, y=Y)
     parts = {"x_train": X[:15], "y_train": Y[:15], "x_test": X[15:], "y_test": Y[15:]}
-    write(
-        tmp_path, "mine.npz", **parts, groups_train=np.array(["b", "c", "d"] * 5), groups_test=np.array(list("abbcc"))
-    )
+    parts |= {"groups_train": np.array(["b", "c", "d"] * 5), "groups_test": np.array(list("abbcc"))}
+    write(tmp_path, "mine.npz", **parts)
     data = load(tmp_path, file="mine.npz")
     np.testing.assert_array_equal(data.train.x, X[:15].astype(np.float32))
     assert data.test.y.tolist() == Y[15:].tolist()
@@ -75,9 +75,6 @@ def test_layouts(tmp_path, shape, layout, result):
     if shape == (20, 6, 7, 3) and layout == "auto":
         again = np.concatenate([data.train.x, data.test.x]).transpose(0, 2, 3, 1)
         assert sorted(map(bytes, again.copy())) == sorted(map(bytes, x))
-
-
-BAD = [np.nan, np.inf, 1e300]
 
 
 @pytest.mark.parametrize(

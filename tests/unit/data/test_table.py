@@ -14,9 +14,8 @@ from fl_labelskew_plugins.data import files
 from fl_labelskew_plugins.data.table import Table
 
 load, load_test = (functools.partial(read, Table) for read in (datasets.load, datasets.load_test))
-message = functools.partial(
-    error_messages.message, says=("; use ", "; to install it: ", "; name ", "; set ", "cannot be read")
-)
+HINTS = ("; use ", "; to install it: ", "; name ", "; set ", "cannot be read")
+message = functools.partial(error_messages.message, says=HINTS)
 KINDS, PLACES = ["malign", "benign"], ["north", "south", "north", "coast", "north"]
 
 

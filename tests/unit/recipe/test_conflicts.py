@@ -20,9 +20,10 @@ def test_conflicts_are_reported_when_each_value_is_valid():
         ("comm_args.send_contributions=false", "comm_args.send_contributions: false cannot be used with training_type"),
         ("client_specific_args.data_silo_config=[a]", "client_specific_args.data_silo_config: cannot be used with "),
         ("comm_args.round_deadline_s=0", "comm_args.round_deadline_s: 0 is out of range; allowed: a number above 0"),
+        ("privacy_args.noise_multiplier=2", "privacy_args: noise_multiplier and clip belong together; set both or ne"),
     ],
 )
-def test_keys_that_exclude_the_runtime(override, message):
+def test_keys_that_exclude_another_key_or_its_default(override, message):
     assert message in only_line(text_with(), override)
 
 
@@ -64,7 +65,8 @@ def test_poisoned_samples_are_not_augmented():
     assert "train_args.augment: cannot be used with attack_type label_flipping" in only_line(text)
 
 
-SUMS = "comm_args.secure_aggregation"
+SUMS, BITS = "comm_args.secure_aggregation", "comm_args.secure_bits"
+HIDDEN = f"single uploads, which are hidden with {SUMS}; allowed:"
 SINGLE = f"true cannot be used with {SUMS}: FedML's code needs single uploads, which are hidden then; allowed: false"
 DEFENCE = ("enable_defense=true", "defense_type=cclip", "bucket_size=2")
 BYZANTINE = ("enable_attack=true", "attack_type=byzantine", "byzantine_client_num=1", "attack_mode=random")
@@ -77,24 +79,16 @@ NOISE = ("enable_dp=true", "dp_solution_type=cdp", "mechanism_type=laplace", "ep
         ([f"security_args.{key}" for key in BYZANTINE], f"security_args.enable_attack: {SINGLE}"),
         ([f"security_args.{key}" for key in DEFENCE], f"security_args.enable_defense: {SINGLE}"),
         ([f"dp_args.{key}" for key in NOISE], f"dp_args.enable_dp: {SINGLE}"),
-        (
-            ["comm_args.max_update_ratio=5"],
-            f"comm_args.max_update_ratio: 5 needs single uploads, which are hidden with {SUMS}; allowed: null, or "
-            "omit it",
-        ),
+        (["comm_args.max_update_ratio=5"], f"comm_args.max_update_ratio: 5 needs {HIDDEN} null, or omit it"),
         (
             ["tracking_args.diagnostics=[class_accuracy, client_drift, label_heatmap]"],
-            "tracking_args.diagnostics: class_accuracy, client_drift: need single uploads, which "
-            f"are hidden with {SUMS}; allowed: other diagnostics",
+            f"tracking_args.diagnostics: class_accuracy, client_drift: need {HIDDEN} other diagnostics",
         ),
         (
-            ["comm_args.secure_bits=16", "train_args.client_num_in_total=5000"],
-            "comm_args.secure_bits: 16 are too few for the sums of more than 4096 clients; allowed: more, up to 32",
+            [f"{BITS}=16", "train_args.client_num_in_total=5000"],
+            f"{BITS}: 16 are too few for the sums of more than 4096 clients; allowed: more, up to 32",
         ),
-        (
-            ["comm_args.secure_bits=8"],
-            "comm_args.secure_bits: 8 is out of range; allowed: an integer of at least 16 and at most 32",
-        ),
+        ([f"{BITS}=8"], f"{BITS}: 8 is out of range; allowed: an integer of at least 16 and at most 32"),
         (["comm_args.secure_clip=0"], "comm_args.secure_clip: 0 is out of range; allowed: a number above 0, or null"),
     ],
 )

@@ -7,14 +7,6 @@ from recipe_texts import lines_of, only_line, text_with
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.recipe.schema import json_schema
 
-MISSPELT = """\
-from fl_labelskew_registry import Tracker
-from pydantic import BaseModel
-class A(Tracker):
-    class Params(BaseModel): pass
-    def on_rounds(self, run, line): pass
-"""
-
 
 def trackers(*items, **more):
     return text_with(tracking_args={"trackers": [*items], **more})
@@ -77,7 +69,8 @@ def test_a_plugin_that_fails_to_import_is_not_a_recipe_error(register):
 
 
 def test_a_misspelt_hook_is_reported(register):
-    register("fl_labelskew.trackers", MISSPELT)
+    source = "from fl_labelskew_registry import Tracker\nclass A(Tracker):\n    class Params: model_validate = None\n"
+    register("fl_labelskew.trackers", f"{source}    def on_rounds(self, run, line): pass\n")
     assert "Tracker has no hook on_rounds; did you mean on_round?" in only_line(trackers("acme"))
 
 

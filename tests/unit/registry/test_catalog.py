@@ -47,16 +47,16 @@ def site(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
+def loaded(kind, name):
+    """The class's name, or the error's text."""
+    try:
+        return catalog.load(kind, name).__name__
+    except PluginError as error:
+        return f"error: {error}"
+
+
 def load(*names):
-    """For each name the class's name, or the error's text."""
-
-    def attempt(name):
-        try:
-            return catalog.load("methods", name).__name__
-        except PluginError as error:
-            return f"error: {error}"
-
-    return [attempt(name) for name in names]
+    return [loaded("methods", name) for name in names]
 
 
 def entries():
@@ -214,10 +214,7 @@ def refused(register):
         source = f"from fl_labelskew_registry import {contract}\nclass A({contract}):\n"
         source += f"    class Params:\n        model_validate = None\n    {body}\nclass B(A):\n    pass\n"
         module = register(f"fl_labelskew.{kind}", source, target="B")
-        try:
-            return catalog.load(kind, "acme").__name__
-        except PluginError as error:
-            return str(error).removeprefix(f"{kind[:-1]} 'acme' of distribution acme ({module}:B): ")
+        return loaded(kind, "acme").removeprefix(f"error: {kind[:-1]} 'acme' of distribution acme ({module}:B): ")
 
     return refused
 

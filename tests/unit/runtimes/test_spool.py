@@ -37,29 +37,29 @@ def test_tensors_hold_their_buffer(tmp_path):
     assert spool.held == 0
 
 
-def resident(kind):
-    """MB of this process in memory that are files', or its own."""
+def resident():
+    """MB of files that are in this process's memory."""
     with open("/proc/self/status", encoding="ascii") as file:
-        return next(int(line.split()[1]) for line in file if line.startswith(f"Rss{kind}:")) / 1000
+        return next(int(line.split()[1]) for line in file if line.startswith("RssFile:")) / 1000
 
 
 def test_one_piece_of_a_tensor_on_disk_is_in_memory(tmp_path):
     count = 20 * PIECE  # 80 MB
     sent = {"bytes": torch.randint(256, (count,), dtype=torch.uint8), "one": torch.ones(1)}
-    before = resident("File")
+    before = resident()
     _, buffer = assemble(cut(encode(1, 1, 0, 0, {}, sent), 2**20), lambda header: None, Spool(0, tmp_path))
     arrived = decode(buffer)[1]
-    assert resident("File") - before < 8
+    assert resident() - before < 8
     at = 0
     for piece in pieces(arrived["bytes"]):
         assert torch.equal(piece, sent["bytes"][at : at + len(piece)])
         at += len(piece)
-        assert resident("File") - before < 16
+        assert resident() - before < 16
     assert at == count
     assert torch.equal(arrived["bytes"], sent["bytes"])
-    assert resident("File") - before > 60
+    assert resident() - before > 60
     evict(arrived["one"])
-    assert resident("File") - before < 8
+    assert resident() - before < 8
     assert arrived["one"].item() == 1
 
 

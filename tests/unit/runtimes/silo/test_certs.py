@@ -1,6 +1,6 @@
 import socket
 import ssl
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta, timezone
 
 import pytest
@@ -50,29 +50,20 @@ def context(folder, name, *, server):
 def shake_hands(server, client, host):
     """The client as the server sees it; raises the error of either side."""
     ours, theirs = socket.socketpair()
-    raised = []
 
     def answer():
-        try:
-            with client.wrap_socket(theirs, server_hostname=host) as wrapped:
-                wrapped.recv(1)
-        except OSError as error:
-            raised.append(error)
+        with client.wrap_socket(theirs, server_hostname=host) as wrapped:
+            wrapped.recv(1)
 
-    thread = threading.Thread(target=answer)
-    thread.start()
-    try:
-        with server.wrap_socket(ours, server_side=True) as wrapped:
-            wrapped.send(b"x")
-            return wrapped.getpeercert()
-    except OSError:
-        thread.join()
-        if raised:
-            raise raised[0] from None
-        raise
-    finally:
-        ours.close()
-        thread.join()
+    with ThreadPoolExecutor() as threads, ours:
+        answered = threads.submit(answer)
+        try:
+            with server.wrap_socket(ours, server_side=True) as wrapped:
+                wrapped.send(b"x")
+                return wrapped.getpeercert()
+        except OSError:
+            answered.result()  # raises the client's error, if it has one
+            raise
 
 
 @pytest.mark.parametrize("host", certs.HOSTS)
@@ -110,9 +101,8 @@ def test_keys_are_readable_only_by_their_owner(made):
     assert made.stat().st_mode & 0o777 == 0o700
     for key in made.glob("*.key"):
         assert key.stat().st_mode & 0o777 == 0o600
-    assert sorted(path.name for path in made.iterdir()) == sorted(
-        f"{name}.{ending}" for name in ("ca", "server", "silo-1", "silo-2") for ending in ("pem", "key")
-    )
+    names = {f"{name}.{ending}" for name in ("ca", "server", "silo-1", "silo-2") for ending in ("pem", "key")}
+    assert {path.name for path in made.iterdir()} == names
 
 
 def test_nothing_is_overwritten(folder, tmp_path):
@@ -194,9 +184,8 @@ def test_the_files_of_one_process_are_read(made):
     files = certs.read(made, "silo-2")
     assert files.name == "silo-2"
     assert "PRIVATE" not in repr(files)
-    assert (files.ca, files.certificate, files.key) == tuple(
-        (made / name).read_bytes() for name in ("ca.pem", "silo-2.pem", "silo-2.key")
-    )
+    names = ("ca.pem", "silo-2.pem", "silo-2.key")
+    assert [files.ca, files.certificate, files.key] == [(made / name).read_bytes() for name in names]
     assert files.warnings == ()
 
 
