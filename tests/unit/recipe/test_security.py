@@ -5,10 +5,8 @@ from recipe_texts import DIGITS, only_line, text_with
 import fl_labelskew_plugins as fl
 
 BYZANTINE = {"byzantine_client_num": 1, "attack_mode": "zerro"}
-DP = {
-    **{"enable_dp": True, "dp_solution_type": "ldp", "mechanism_type": "gaussian"},
-    **{"epsilon": 0.5, "delta": 1e-5, "sensitivity": 1},
-}
+DP = {"enable_dp": True, "dp_solution_type": "ldp", "mechanism_type": "gaussian"}
+DP |= {"epsilon": 0.5, "delta": 1e-5, "sensitivity": 1}
 
 
 @pytest.mark.parametrize(

@@ -285,11 +285,9 @@ def test_every_shipped_partition_is_named_with_its_required_parameters(tmp_path)
         "shards": {"shards_per_client": 5}, "not_installed": {"a": 1},
     }  # fmt: skip
     assert set(given) - {"not_installed"} == {entry.name for entry in catalog.entries("partitioners")}
-    runs = []
-    for name, parameters in given.items():
-        recipe = resolved(partition=name)
-        recipe["partition_args"] |= parameters
-        runs.append(folder(tmp_path / name, recipe, [0.5]))
+    partitions = [{"partition_method": name, **parameters} for name, parameters in given.items()]
+    recipes = [resolved() | {"partition_args": partition} for partition in partitions]
+    runs = [folder(tmp_path / str(n), recipe, [0.5]) for n, recipe in enumerate(recipes)]
     assert rows_of(*runs)["partition"].tolist() == [
         "dirichlet 0.1", "iid", "natural", "pcdd 2", "quantity 3", "shards 5", "not_installed",
     ]  # fmt: skip

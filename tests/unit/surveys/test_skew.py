@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from scipy.stats import entropy
 
-from fl_labelskew_plugins.surveys import skew as measures
-from fl_labelskew_plugins.surveys.skew import skew
+from fl_labelskew_plugins.surveys.skew import shares, skew
 
 DRAWN = np.random.default_rng(0)
 COUNTS = DRAWN.integers(0, 50, (40, 7)) * (DRAWN.random((40, 7)) > 0.4)
@@ -43,7 +42,7 @@ def test_means_count_clients_alike_or_by_their_samples():
 def test_distances_equal_naive_loops_and_scipy():
     measured = skew(COUNTS)
     assert measured.hellinger == pytest.approx(list(naive(COUNTS.tolist())), abs=1e-12)
-    assert measured.effective == pytest.approx([math.exp(entropy(row)) for row in measures.shares(COUNTS)])
+    assert measured.effective == pytest.approx([math.exp(entropy(row)) for row in shares(COUNTS)])
 
 
 def test_a_client_without_samples_is_in_no_mean():

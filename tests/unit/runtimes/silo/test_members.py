@@ -1,3 +1,4 @@
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -8,14 +9,8 @@ from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runtimes.silo import members as members_of
 from fl_labelskew_plugins.runtimes.silo.members import OVERTIME_S, SETTLE_S, Excluded, ListeningClock, Members, Poll
-from fl_labelskew_plugins.runtimes.transport import Transport
 
 SHORT = [f"comm_args.{key}=0.3" for key in ("round_deadline_s", "quorum_timeout_s", "reconnect_s")]
-
-
-class Silent(Transport):
-    def send_message(self, msg):
-        raise AssertionError("members send nothing")
 
 
 @pytest.fixture
@@ -25,9 +20,9 @@ def members(tmp_path):
     lines = []
     excluded = Excluded(tmp_path, 3, lines.append, lambda event, **facts: None)
     seen = status.Silos([""] * 3)
-    made = Members(
-        recipe, Silent(), excluded, lambda: None, lines.append, "go on", set_status=lambda **facts: None, seen=seen
-    )
+    transport = SimpleNamespace(receive=time.sleep)  # members send nothing
+    more = {"set_status": lambda **facts: None, "seen": seen}
+    made = Members(recipe, transport, excluded, lambda: None, lines.append, "go on", **more)
     made.lines, made.round = lines, 0
     for client in (0, 1, 2):
         made.joined(client)

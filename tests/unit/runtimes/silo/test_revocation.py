@@ -46,11 +46,8 @@ def test_openssl_accepts_the_list_and_refuses_revoked_certificates(folder):
     revoke(folder, ["silo-2"])
 
     def verify(name):
-        return subprocess.run(
-            ["openssl", "verify", "-crl_check", "-CAfile", folder / "ca.pem", "-CRLfile", folder / REVOKED,
-             folder / f"{name}.pem"],
-            capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        command = ["openssl", "verify", "-crl_check", "-CAfile", folder / "ca.pem", "-CRLfile", folder / REVOKED]
+        return subprocess.run([*command, folder / f"{name}.pem"], capture_output=True, text=True, check=False)
 
     assert verify("silo-1").returncode == 0
     refused = verify("silo-2")
