@@ -11,14 +11,15 @@ from PIL import Image
 from fl_labelskew_plugins.data.image_folder import TREE, ImageFolder, list_images
 from fl_labelskew_plugins.data.pictures import decode
 
+load, load_test = (functools.partial(read, ImageFolder) for read in (datasets.load, datasets.load_test))
+checked = functools.partial(call, "data", "check", "image_folder")
+HOSPITALS = ("north", "south", "coast")
+
 
 def image(path, colour=(200, 100, 50)):
     path.parent.mkdir(parents=True, exist_ok=True)
     mode = "L" if isinstance(colour, int) else "RGB"
     Image.new(mode, (40, 30), colour).save(path)
-
-
-load, load_test = (functools.partial(read, ImageFolder) for read in (datasets.load, datasets.load_test))
 
 
 @pytest.mark.parametrize("part", ["test", "val"])
@@ -83,9 +84,6 @@ def test_broken_images_are_named(tmp_path):
         assert ImageFolder().broken(tmp_path / "tree")[0] in text
 
 
-checked = functools.partial(call, "data", "check", "image_folder")
-
-
 def broken_tree(root, broken):
     """Ten pictures of each of two classes in each part, the first ``broken`` of all of them empty files."""
     files = [root / part / name / f"{i}.png" for part in ("train", "test") for name in "ab" for i in range(10)]
@@ -121,9 +119,6 @@ def test_a_deep_check_opens_every_file_and_lists_the_broken_ones(tmp_path):
     broken = [line.partition(": is not a valid image (")[0] for line in result.stdout.splitlines()[-30:]]
     assert broken == [*map(str, files[:30])]
     assert result.stderr == f"error: data set image_folder in {tmp_path}: 30 broken files\n"
-
-
-HOSPITALS = ("north", "south", "coast")
 
 
 def hospitals(root, *below):

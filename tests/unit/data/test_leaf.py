@@ -136,28 +136,27 @@ FILES = [
     (json.dumps({**GOOD, "user_data": {"u": {"x": []}}}), "user 'u' has no lists x and y"),
     (json.dumps({**GOOD, "user_data": {"u": 4}}), "user 'u' has no lists x and y"),
     (one([image()], []), "user 'u' has 1 x and 0 y"),
-    (one([[1, 0]], [0]), r"user 'u' has x of shape \(1, 2\) instead of \(1, 784\); write the file again"),
+    (one([[1, 0]], [0]), "user 'u' has x of shape (1, 2) instead of (1, 784); write the file again"),
     (one([[], image()], [0, 0]), "user 'u' has x that are not numbers in rows of the same length"),
     (one([["a"] * 784], [0]), "user 'u' has x that are not numbers"),
     (one([image(), image(p3=255)], [0, 0]), "user 'u' has pixels from 1 to 255 instead of 0 to 1"),
     (one([image(p3=float("nan"))], [0]), "user 'u' has pixels from nan to nan instead of 0 to 1"),
     (one([image()] * 2, [0, 62]), "user 'u' has label 62 instead of an integer from 0 to 61"),
     (one([image()], [0.5]), "user 'u' has label 0.5 instead of an integer"),
-    (one([image()], [[]]), r"user 'u' has label"),
+    (one([image()], [[]]), "user 'u' has label"),
     (one([image()], [10**30]), "user 'u' has y that are not numbers"),
 ]
 
 
-@pytest.mark.parametrize(("file", "message"), FILES, ids=[message for _, message in FILES])
-def test_broken_files_are_one_line(tmp_path, file, message):
+@pytest.mark.parametrize(("file", "line"), FILES, ids=[line for _, line in FILES])
+def test_broken_files_are_one_line(tmp_path, file, line):
     write(tmp_path, "test", {"u": ([image()], [0])})
     (tmp_path / "train").mkdir()
     path = tmp_path / "train" / "a.json"
     path.write_bytes(file.encode("latin-1"))
-    with pytest.raises(LabelSkewError, match=f"{path}: {message}") as caught:
-        load(FEMNIST, tmp_path)
-    assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 300
+    text = message(lambda: load(FEMNIST, tmp_path))
+    assert f"{path}: {line}" in text
+    assert len(text) < 300
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,15 @@ from recipe_texts import CROSS_SILO, GOOD, cross_silo, lines_of, only_line, text
 
 from fl_labelskew_plugins.recipe import parse, yaml
 
+SUMS, BITS = "comm_args.secure_aggregation", "comm_args.secure_bits"
+HIDDEN = f"single uploads, which are hidden with {SUMS}; allowed:"
+SINGLE = f"true cannot be used with {SUMS}: FedML's code needs single uploads, which are hidden then; allowed: false"
+DEFENCE = ("enable_defense=true", "defense_type=cclip", "bucket_size=2")
+BYZANTINE = ("enable_attack=true", "attack_type=byzantine", "byzantine_client_num=1", "attack_mode=random")
+NOISE = ("enable_dp=true", "dp_solution_type=cdp", "mechanism_type=laplace", "epsilon=1", "delta=0", "sensitivity=1")
+FEDAVG = yaml.write({**GOOD, "method_args": {"method": "fedavg"}})
+FOUR = ["comm_args.certs=certs", "train_args.client_num_in_total=4", "client_specific_args.data_silo_config=[]"]
+
 
 def test_conflicts_are_reported_when_each_value_is_valid():
     assert len(lines_of(text_with(train_args={"client_num_in_total": 0, "client_num_per_round": 20}))) == 1
@@ -65,14 +74,6 @@ def test_poisoned_samples_are_not_augmented():
     assert "train_args.augment: cannot be used with attack_type label_flipping" in only_line(text)
 
 
-SUMS, BITS = "comm_args.secure_aggregation", "comm_args.secure_bits"
-HIDDEN = f"single uploads, which are hidden with {SUMS}; allowed:"
-SINGLE = f"true cannot be used with {SUMS}: FedML's code needs single uploads, which are hidden then; allowed: false"
-DEFENCE = ("enable_defense=true", "defense_type=cclip", "bucket_size=2")
-BYZANTINE = ("enable_attack=true", "attack_type=byzantine", "byzantine_client_num=1", "attack_mode=random")
-NOISE = ("enable_dp=true", "dp_solution_type=cdp", "mechanism_type=laplace", "epsilon=1", "delta=0", "sensitivity=1")
-
-
 @pytest.mark.parametrize(
     ("overrides", "line"),
     [
@@ -94,9 +95,6 @@ NOISE = ("enable_dp=true", "dp_solution_type=cdp", "mechanism_type=laplace", "ep
 )
 def test_a_server_with_sums_has_no_single_uploads(overrides, line):
     assert only_line(text_with(), f"{SUMS}=true", *overrides) == f"--set {line}"
-
-
-FEDAVG = yaml.write({**GOOD, "method_args": {"method": "fedavg"}})
 
 
 @pytest.mark.parametrize("key", ["train_args.client_num_per_round", "comm_args.secure_threshold"])
@@ -130,9 +128,6 @@ FEW = "0.3: the sum of prototypes would cover few clients; allowed: 1"
 def test_sums_that_reveal_data_are_refused(overrides, end):
     line = only_line(FEDAVG, f"{SUMS}=true", *overrides.split())
     assert line.endswith(f"{end}, or no secure aggregation")
-
-
-FOUR = ["comm_args.certs=certs", "train_args.client_num_in_total=4", "client_specific_args.data_silo_config=[]"]
 
 
 def test_masks_need_certificates_and_three_silos():

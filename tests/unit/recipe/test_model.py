@@ -8,6 +8,8 @@ from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.recipe.conflicts import quorum
 from fl_labelskew_plugins.recipe.model import SECTIONS, different
 
+NUMBER = {"value": 74.97, "paper": "FedMR", "table": "Table 1"}
+
 
 def test_resolved_has_every_section_and_plain_values():
     resolved = parse.parse(text_with()).resolved()
@@ -56,9 +58,6 @@ def test_a_round_of_two_clients_needs_two_uploads():
     assert quorum(parse.parse(text_with())) == 2
     assert quorum(parse.parse(text_with(), overrides=["train_args.client_num_per_round=1"])) == 1
     assert quorum(parse.parse(text_with(comm_args={"min_clients": 7}))) == 7
-
-
-NUMBER = {"value": 74.97, "paper": "FedMR", "table": "Table 1"}
 
 
 def test_one_number_or_several_survive_the_dump():

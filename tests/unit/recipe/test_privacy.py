@@ -13,6 +13,7 @@ RS = ["method_args.method=fedrs", "method_args.upload_clip=20"]
 NOISY = [*RS, "method_args.upload_sigma=0.1"]
 LDP = ["dp_args.enable_dp=true", "dp_args.dp_solution_type=ldp", "dp_args.epsilon=0.5", "dp_args.delta=0.1"]
 GAUSSIAN = [*LDP, "dp_args.sensitivity=2", "dp_args.mechanism_type=gaussian"]
+SUM = ["comm_args.secure_aggregation=true", "privacy_args.noise_multiplier=2", "privacy_args.clip=0.1"]
 
 
 def leaves(*overrides, method="fedavg"):
@@ -81,9 +82,6 @@ def test_a_budget_that_does_not_cover_all_data_is_refused(overrides, free):
     line = only_line(text_with(), *overrides, BUDGET)
     assert line.startswith("--set privacy_args.budget: epsilon 8 ")
     assert free in line
-
-
-SUM = ["comm_args.secure_aggregation=true", "privacy_args.noise_multiplier=2", "privacy_args.clip=0.1"]
 
 
 def test_sensitivity_of_a_sum_to_one_silo():

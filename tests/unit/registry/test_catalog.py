@@ -10,6 +10,7 @@ import pytest
 from fl_labelskew_registry import PluginError, catalog
 
 GOOD = "from fl_labelskew_registry import Method\nclass A(Method):\n    class Params:\n        model_validate = None\n"
+PROPERTY, STATIC, CLASS = "@property\n    ", "@staticmethod\n    ", "@classmethod\n    "
 
 
 @pytest.fixture
@@ -217,9 +218,6 @@ def refused(register):
         return loaded(kind, "acme").removeprefix(f"error: {kind[:-1]} 'acme' of distribution acme ({module}:B): ")
 
     return refused
-
-
-PROPERTY, STATIC, CLASS = "@property\n    ", "@staticmethod\n    ", "@classmethod\n    "
 
 
 @pytest.mark.parametrize(

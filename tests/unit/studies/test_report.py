@@ -11,6 +11,7 @@ from fl_labelskew_plugins.studies import printed, report
 from fl_labelskew_plugins.studies.finished import grouped, read, read_all
 
 FALLS = "! {}: best is {:.1f} points above accuracy, the mean of the last tests"
+OF_CLIENTS = {"client_accuracy_mean": 0.5, "client_accuracy_worst": 0.25, "client_accuracy_std": 0.125}
 
 
 def rows_of(*runs, last=2, baseline="fedavg"):
@@ -23,9 +24,6 @@ def numbers(found, *names):
 
 def lines_of(found):
     return {setting: list(lines) for setting, lines in report.curves(found).items()}
-
-
-OF_CLIENTS = {"client_accuracy_mean": 0.5, "client_accuracy_worst": 0.25, "client_accuracy_std": 0.125}
 
 
 def test_measures_per_client_have_columns_if_known(tmp_path):
