@@ -1,6 +1,6 @@
 """Connected, awaited, skipped and excluded silos.
 
-The server skips a silo that stays away longer than ``reconnect_s`` or misses a deadline, until it sends something.
+The server skips silos that miss a deadline or do not reconnect within ``reconnect_s``. Their next message ends this.
 """
 
 import json
@@ -31,16 +31,16 @@ Answer = TypeVar("Answer")
 STEP_S = 1.0
 """Maximum seconds between updates of the status."""
 SETTLE_S = 0.2
-"""Minimum seconds to listen before a deadline, for messages that have reached this machine, but not this process."""
+"""Minimum seconds of a wait, even at a deadline: messages may already be on this machine."""
 STALL_S = 0.5
-"""If a wait took this many seconds longer, the process was stopped, and only the planned time counts."""
+"""If a wait exceeds its plan by more than this, the process was suspended. Only the planned time counts."""
 OVERTIME_S = 10.0
-"""Seconds after a deadline in which queued messages are accepted; a peer may send endlessly."""
+"""Maximum seconds after a deadline to read queued messages. Without a limit, a peer could send endlessly."""
 NAME = "excluded.json"
 
 
-class Excluded:
-    """Clients that the operator excludes in a file; ``str()``: their ranks, as the end of a message."""
+class ExcludedSilos:
+    """Silos that the operator excludes in a file. ``str()`` returns their ranks as the end of an error message."""
 
     def __init__(self, folder: Path, silos: int, print_line: Callable[[str], None], note: Callable[..., None]) -> None:
         self.clients: set[int] = set()
@@ -52,9 +52,9 @@ class Excluded:
         return f", excluded: {ranks} (labelskew silo include {self._folder} RANK)" if ranks else ""
 
     def read(self) -> bool:
-        """Read the file; return whether it has changed. An invalid one is reported once."""
+        """Read the file; return whether it has changed. Report an invalid file once."""
         try:
-            ranks = excluded(self._folder)
+            ranks = read_excluded_ranks(self._folder)
         except LabelSkewError as error:
             if str(error) != self._mistake:
                 log.warn(f"{error}; until it is valid, no silo is excluded or included")
@@ -69,8 +69,8 @@ class Excluded:
             self._note(now, rank=client + 1)
         return bool(changed)
 
-    def replaced(self, sampled: Sequence[int], round: int, seed: int) -> list[int]:
-        """The clients of a round, ascending; random others replace excluded ones."""
+    def select_clients(self, sampled: Sequence[int], round: int, seed: int) -> list[int]:
+        """Return the clients of a round, ascending. Random other clients replace excluded ones."""
         clients = [k for k in sampled if k not in self.clients]
         spare = [k for k in range(self._silos) if k not in self.clients and k not in sampled]
         if missing := min(len(sampled) - len(clients), len(spare)):
@@ -80,14 +80,14 @@ class Excluded:
 
 
 class ListeningClock:
-    """A clock that runs only while the server listens; ``before``: called before each wait."""
+    """A clock that runs only while the server listens. It calls ``before`` before each wait."""
 
     def __init__(self, transport: Transport, before: Callable[[], None] = lambda: None) -> None:
         self.now = 0.0
         self._transport, self._before = transport, before
 
     def listen(self, until: float) -> bool:
-        """Take a message, or wait a step; False after ``until`` if no message is queued."""
+        """Wait for a message, at most :data:`STEP_S`. Return False after ``until`` if no message is queued."""
         wait = min(STEP_S, max(until - self.now, SETTLE_S))
         self._before()
         begun = time.monotonic()
@@ -99,16 +99,16 @@ class ListeningClock:
 
 
 class Members:
-    """The silos of a federation, by client, from 0. Only this class listens for messages.
+    """The silos of a federation. Clients are numbered from 0. Only this class listens for messages.
 
-    ``recount``: called when the excluded silos change; ``resume``: how to resume the run, for messages.
+    It calls ``recount`` when the excluded silos change. ``resume``: how to resume the run, for messages.
     """
 
     def __init__(
         self,
         recipe: Recipe,
         transport: Transport,
-        excluded: Excluded,
+        excluded: ExcludedSilos,
         recount: Callable[[], None],
         warn: Callable[[str], None],
         resume: str,
@@ -124,27 +124,27 @@ class Members:
         self._seed, self._excluded, self._recount = recipe.common.random_seed, excluded, recount
         self._set_status, self._seen = set_status, seen
         self.wanted: tuple[str, str, Callable[[], Iterable[int]]] = (status.RUNNING, "", list[int])
-        """The run's state, what the clients should send, and the missing clients."""
+        """The run's state, the expected message or action, and the missing clients."""
         self.round, self.opening = -1, "opening exchange"  # -1: outside rounds
         self.present: set[int] = set()
         self.away: set[int] = set()
-        """Skipped until they send something."""
-        self.turned: dict[int, str] = {}
-        """Reasons by client that was turned away."""
+        """Skipped clients."""
+        self.refusal_reasons: dict[int, str] = {}
+        """Reason per refused client."""
         self._left_at: dict[int, float] = {}
         self._until = 0.0
-        held = recipe.sums_alone and recipe.privacy.noise_multiplier is not None
-        self.reconnect_s = self.comm.reconnect_s + (self.comm.answers_after if held else 0.0)
-        """With noise, silos reconnect only when it is time to answer."""
+        delays_answers = recipe.sums_alone and recipe.privacy.noise_multiplier is not None
+        self.reconnect_s = self.comm.reconnect_s + (self.comm.answers_after if delays_answers else 0.0)
+        """With noise, silos reconnect only to answer, ``answers_after`` seconds after the request."""
 
     @property
     def where(self) -> str:
-        """The current round in words."""
+        """The current round, for messages."""
         return f"round {self.round + 1}" if self.round >= 0 else self.opening
 
     @property
-    def excluded(self) -> set[int]:
-        """Excluded clients."""
+    def excluded_clients(self) -> set[int]:
+        """Clients that the operator excludes."""
         return set(self._excluded.clients)
 
     def begin(self, round: int) -> None:
@@ -152,40 +152,40 @@ class Members:
         self.round, self._until = round, self.clock.now + self.comm.round_deadline_s
 
     def deadline(self) -> float:
-        """The end of ``round_deadline_s``, but leave a quarter of it for the sum and tests."""
+        """The round's deadline, but at least a quarter of ``round_deadline_s`` from now, for the sum and tests."""
         return max(self._until, self.clock.now + self.comm.round_deadline_s / 4)
 
     def joined(self, client: int) -> None:
-        """Note a silo with valid data."""
+        """Record a connected silo with a valid HELLO."""
         self.present.add(client)
         self._left_at.pop(client, None)
         self.away.discard(client)
-        self.turned.pop(client, None)
+        self.refusal_reasons.pop(client, None)
 
     def heard(self, client: int) -> None:
-        """Note a message: a skipped silo takes part again."""
+        """Record a message: a skipped silo takes part again."""
         if client in self.present:
             self.away.discard(client)
 
     def left(self, client: int) -> None:
-        """Note a lost connection."""
+        """Record a lost connection."""
         self.present.discard(client)
         self._left_at[client] = self.clock.now
 
     def expect(self, clients: Iterable[int]) -> None:
-        """Wait as for silos that have just lost their connections."""
+        """Treat clients as just disconnected."""
         self._left_at = dict.fromkeys(clients, self.clock.now)
 
     def turn_away(self, client: int, reason: str) -> None:
         """Refuse a silo until it sends a valid HELLO."""
         self.present.discard(client)
         self.away.add(client)
-        self.turned[client] = reason
+        self.refusal_reasons[client] = reason
 
     @property
     def uncounted(self) -> set[int]:
-        """Clients with samples that do not count."""
-        return {*self.excluded, *self.turned}
+        """Excluded or refused clients; the federation's total excludes their samples."""
+        return {*self.excluded_clients, *self.refusal_reasons}
 
     def give_up(self, client: int, reason: str) -> None:
         """Skip a silo."""
@@ -193,7 +193,7 @@ class Members:
         self.warn(f"{self.where}: silo {client + 1} {reason}; skipped until it sends a message")
 
     def awaited(self, client: int) -> bool:
-        """Whether a silo may still answer; otherwise skip it."""
+        """Return whether a silo may still answer. Skip it if it did not reconnect in time."""
         if client not in self.away and not self.reachable(client):
             self.give_up(client, f"did not reconnect within {self.reconnect_s:g} s")
         return client not in self.away
@@ -210,36 +210,36 @@ class Members:
         """Wait for clients, except excluded ones. Raises RunError if too few connect within ``quorum_timeout_s``."""
         seconds = self.comm.quorum_timeout_s
         until = self.clock.now + seconds
-        self.wanted = status.WAITING, "to connect", lambda: expected - self.excluded - self.present
+        self.wanted = status.WAITING, "to connect", lambda: expected - self.excluded_clients - self.present
         while True:
             self.read_excluded()
-            if expected - self.excluded <= self.present or not self.clock.listen(until):
+            if expected - self.excluded_clients <= self.present or not self.clock.listen(until):
                 break
-        here = self.present - self.excluded
+        here = self.present - self.excluded_clients
         if len(here) < self.quorum:
             raise RunError(
                 f"{len(here)} of at least {self.quorum} silos connected within {seconds:g} s "
                 f"({self.needs}, quorum_timeout_s){self._excluded}"
             )
         self.away |= expected - self.present
-        for client in sorted(self.away - self.excluded):
+        for client in sorted(self.away - self.excluded_clients):
             self.warn(f"silo {client + 1} has not connected; continuing without it")
 
     def invite(self, round: int, sampled: list[int]) -> list[int]:
-        """Wait for the quorum, and ``reconnect_s`` for lost silos; return the connected clients of a round.
+        """Wait for the quorum, and at most ``reconnect_s`` for lost silos; return the round's connected clients.
 
-        Raises RunError for too few clients.
+        Raises RunError if there are too few.
         """
         seconds = self.comm.quorum_timeout_s
-        until, patient, over = self.clock.now + seconds, self.clock.now + self.comm.reconnect_s, False
+        until, reconnect_until, over = self.clock.now + seconds, self.clock.now + self.comm.reconnect_s, False
         clients, needed = sampled, min(self.quorum, len(sampled))
         self.wanted = status.WAITING, "to reconnect", lambda: [k for k in clients if k not in self.present]
         while True:
             self.read_excluded()
-            clients = self._excluded.replaced(sampled, round, self._seed)
+            clients = self._excluded.select_clients(sampled, round, self._seed)
             here = [k for k in clients if k in self.present and k not in self.away]
             # repeated disconnects of a silo do not extend the wait
-            returning = not over and self.clock.now < patient and any(self._may_return(k) for k in clients)
+            returning = not over and self.clock.now < reconnect_until and any(self._may_return(k) for k in clients)
             if not returning and len(here) >= needed:
                 break
             if over:
@@ -255,7 +255,7 @@ class Members:
         return here
 
     def read_excluded(self) -> None:
-        """Read the excluded silos; recount after a change."""
+        """Read the file of excluded silos; recount after a change."""
         if self._excluded.read():
             self._recount()
 
@@ -267,21 +267,21 @@ class Members:
             self._set_status(
                 state=state if ranks else status.RUNNING,
                 waiting_for={"what": what, "silos": ranks} if ranks else None,
-                silos=self._seen.rows(self.present, self.away, self.turned, self._excluded.clients),
+                silos=self._seen.rows(self.present, self.away, self.refusal_reasons, self._excluded.clients),
             )
 
 
 @dataclass
 class Poll(Generic[Answer]):
-    """A request to clients, and their answers, which the caller adds.
+    """A request to clients. The caller fills ``answers``.
 
     Args:
         clients: ascending.
-        name: of the answers, in the plural.
+        name: plural name of the answers, for messages.
         least: minimum number of answers; default: the quorum.
-        deadline: of the clock; default: :meth:`.Members.deadline`.
-        settled: clients with an answer that was taken, refused or too late.
-        held: clients with an answer that must be compared with all others.
+        deadline: on ``members.clock``; default: :meth:`.Members.deadline`.
+        settled: clients whose answer was taken, refused or too late.
+        compared_clients: clients whose answer must be compared with all others.
     """
 
     members: Members
@@ -291,14 +291,14 @@ class Poll(Generic[Answer]):
     least: int | None = None
     deadline: float | None = None
     settled: set[int] = field(default_factory=set)
-    held: set[int] = field(default_factory=set)
+    compared_clients: set[int] = field(default_factory=set)
 
     def awaits(self, client: int) -> bool:
-        """Whether a client's answer is missing."""
+        """Whether a client's answer may still be accepted."""
         return client in self.clients and client not in self.settled and client not in self.answers
 
     def take(self, refused: Callable[[int], bool] = lambda client: False) -> Iterator[int]:
-        """Yield the clients with an answer, ascending, once there are enough; ``refused``: whether to drop an answer.
+        """Wait for ``least`` answers, then yield their clients, ascending. Drop answers that are ``refused``.
 
         Raises RunError if too few answers arrive in time.
         """
@@ -312,7 +312,7 @@ class Poll(Generic[Answer]):
             deadline, late = self.deadline, f"sent no {self.name} in time"
         quorum_begins = deadline
         while len(answers) < needed and any(map(self.awaits, clients)):
-            # when no client can answer any more, quorum_timeout_s begins
+            # quorum_timeout_s begins early if no client can answer any more
             quorum_begins = deadline if self._waiting(clients) else min(quorum_begins, clock.now)
             if not clock.listen(quorum_begins + comm.quorum_timeout_s):
                 break
@@ -324,7 +324,7 @@ class Poll(Generic[Answer]):
         over, counted = False, 0
         members.wanted = status.RUNNING, self.name, lambda: {*clients} - answers.keys() - self.settled - members.away
         for client in clients:
-            while waiting := self._waiting(clients if client in self.held else [client]):
+            while waiting := self._waiting(clients if client in self.compared_clients else [client]):
                 if over:
                     for silent in waiting:
                         members.give_up(silent, late)
@@ -345,22 +345,22 @@ class Poll(Generic[Answer]):
         return [client for client in clients if self.awaits(client) and self.members.awaited(client)]
 
 
-def excluded(folder: Path) -> set[int]:
-    """Ranks of excluded silos, from 1. Raises LabelSkewError for an invalid file."""
+def read_excluded_ranks(folder: Path) -> set[int]:
+    """Read the ranks of excluded silos, from 1. Raises LabelSkewError for an invalid file."""
     file = folder / NAME
     try:
         return set(map(int, json.loads(read_text(file))))
     except FileNotFoundError:
         return set()
     except (OSError, ValueError, TypeError) as error:
-        raise LabelSkewError(f"{file}: cannot be read: {clean(error)}; remove it to include all silos") from None
+        raise LabelSkewError(f"{file}: cannot be read: {clean(error)}; delete the file to include all silos") from None
 
 
 def exclude(folder: Path, rank: int) -> set[int]:
     """Exclude a silo from the next round on; return all excluded ranks."""
     known = _excluded_in_run(folder, rank)
     if rank in known:
-        raise mistake(folder, f"silo {rank} is excluded already", "`labelskew silo include` to bring it back")
+        raise mistake(folder, f"silo {rank} is already excluded", "`labelskew silo include` to include it again")
     return _write(folder, known | {rank})
 
 
@@ -378,13 +378,13 @@ def _excluded_in_run(folder: Path, rank: int) -> set[int]:
     if not folder.is_dir():
         raise mistake(folder, "no such folder", "the folder of the server's run")
     if not run.recipe.is_file():
-        raise mistake(folder, "no recipe.yaml in it", "the folder of a server's run that has begun")
+        raise mistake(folder, "contains no recipe.yaml", "the folder of a server's run that has begun")
     recipe = recipes.load(run.recipe)
     if not recipe.common.across_silos:
-        raise mistake(folder, "is not a cross-silo run", "the folder of one (training_type: cross_silo)")
+        raise mistake(folder, "is not a cross-silo run", "the folder of a run with training_type: cross_silo")
     if not 1 <= rank <= (silos := recipe.train.client_num_in_total):
-        raise LabelSkewError(f"{folder}: no silo {rank} in it; allowed: 1 to {silos}")
-    return excluded(folder)
+        raise LabelSkewError(f"{folder}: the run has no silo {rank}; allowed: 1 to {silos}")
+    return read_excluded_ranks(folder)
 
 
 def _write(folder: Path, known: set[int]) -> set[int]:

@@ -34,7 +34,7 @@ from fl_labelskew_plugins.runtimes.silo import facts
 from fl_labelskew_plugins.runtimes.silo.facts import Census, OtherClassesError, form, server_classes
 from fl_labelskew_plugins.runtimes.silo.flood import Flood
 from fl_labelskew_plugins.runtimes.silo.listening import ServerTransport
-from fl_labelskew_plugins.runtimes.silo.members import Excluded, Members, Poll
+from fl_labelskew_plugins.runtimes.silo.members import ExcludedSilos, Members, Poll
 from fl_labelskew_plugins.runtimes.silo.outliers import Judge, norms
 from fl_labelskew_plugins.runtimes.transport import SERVER, Kind, Manager, Message, measures, reason, upload
 from fl_labelskew_plugins.runtimes.wire import plain
@@ -92,7 +92,7 @@ class Opening(SiloExchange):
         A resumed run repeats this if its earlier result contains an excluded silo, and all others of it are connected.
         """
         members, opened = self.server.members, set(self.rounds.server.opened)
-        excluded, present = members.excluded, members.present
+        excluded, present = members.excluded_clients, members.present
         again = opened - excluded < opened and opened - excluded <= present
         if self.wanted and (again or not resumed):
             members.begin(-1)
@@ -102,7 +102,7 @@ class Opening(SiloExchange):
 
     def catch_up(self) -> None:
         """Share again after more openings; in a resumed run, once all silos of the old result are connected."""
-        opened, excluded = set(self.rounds.server.opened), self.server.members.excluded
+        opened, excluded = set(self.rounds.server.opened), self.server.members.excluded_clients
         sent = self._sent.keys() - excluded
         if sent != opened and sent >= opened - excluded:
             self._share()
@@ -130,7 +130,7 @@ class Opening(SiloExchange):
         self._sent[client] = Contribution(client, message.tensors)
 
     def _share(self) -> None:
-        server, excluded = self.rounds.server, self.server.members.excluded
+        server, excluded = self.rounds.server, self.server.members.excluded_clients
         server.federation = self.server.census.federation(self.rounds.session.federation, self.server.members.uncounted)
         server.open([self._sent[client] for client in sorted(self._sent.keys() - excluded)])
 
@@ -188,7 +188,7 @@ class Uploads(SiloExchange):
         session = self.rounds.session
         members.begin(round)
         self._poll = poll = Poll[LocalResult](members, clients, "uploads", {})
-        self._judge.begin(round, members.excluded)
+        self._judge.begin(round, members.excluded_clients)
         self._warn_of_heavy(clients)
         self._news = plain(joined(model=server.weights, shared=server.shared))
         for client in clients:
@@ -234,7 +234,7 @@ class Uploads(SiloExchange):
             change, sends = server.optimizer.sends_change, session.method.sends
             measured = norms(result, server.weights, server.parameters, sends, sends_change=change)
             if not self._judge.add(client, measured):
-                poll.held.add(client)
+                poll.compared_clients.add(client)
         return TAKEN
 
     def _limit_terms(self, client: int, terms: dict[str, float]) -> None:
@@ -255,7 +255,7 @@ class Uploads(SiloExchange):
 
     def _refuse(self, client: int) -> bool:
         """Whether an upload is much too large; if so, drop it, and report this here and to the silo."""
-        objection = self._judge.objection(client) if client in self._poll.held else ""
+        objection = self._judge.objection(client) if client in self._poll.compared_clients else ""
         if not objection:
             return False
         members = self.server.members
@@ -322,7 +322,7 @@ class ClientTests(SiloExchange):
         """Test weights at all connected silos; return measures per silo, empty without an answer."""
         members = self.server.members
         self._model = plain(joined(model=weights))
-        clients = sorted(members.present - members.away - members.excluded)
+        clients = sorted(members.present - members.away - members.excluded_clients)
         self._poll = Poll(members, clients, "tests", {}, least=0)
         for client in clients:
             self.ask(client)
@@ -402,7 +402,7 @@ class SiloServer(Manager):
         self.recipe, self.print_line, self.warn = recipe, show.note, partial(show.note, level=log.WARNING)
         self.num_silos = recipe.train.client_num_in_total
         super().__init__(host, transport, SERVER, self.num_silos + 1)
-        excluded = Excluded(folder.path, self.num_silos, self.print_line, transport.audit.note)
+        excluded = ExcludedSilos(folder.path, self.num_silos, self.print_line, transport.audit.note)
         self.members = Members(recipe, transport, excluded, self._recount, self.warn, resume, folder.set_status, seen)
         self.folder = folder
         self.rounds: Rounds | None = None
@@ -431,7 +431,7 @@ class SiloServer(Manager):
         """Handle a message; of a silo that was turned away, only HELLO and the end of its connection."""
         kind = Kind(msg_type)
         allowed = kind in (Kind.HELLO, Kind.FINISH, Kind.LEFT, Kind.REFUSED)
-        if allowed or msg_params.sender - 1 not in self.members.turned:
+        if allowed or msg_params.sender - 1 not in self.members.refusal_reasons:
             super().receive_message(msg_type, msg_params)
 
     def gather(self) -> Session:
@@ -461,7 +461,7 @@ class SiloServer(Manager):
         """Mean and std of all silos' samples if recipe and data set have none; computed once per run."""
         if not self.recipe.pools_moments:
             return None
-        silos = self.members.present - self.members.excluded
+        silos = self.members.present - self.members.excluded_clients
         if (made := self.folder.moments()) is None and (made := self.census.moments(silos)) is not None:
             values = " and ".join(few([f"{value:.4g}" for value in numbers], 3) for numbers in made)
             self.print_line(f"mean and std of the training samples of {counted(len(silos), 'silo')} together: {values}")
@@ -482,7 +482,7 @@ class SiloServer(Manager):
         self.rounds = rounds = Rounds(record, hooks=hooks, tested=tests.tested, summed=uploads.total)
         for exchange in self.exchanges:
             exchange.begin()
-        if self.members.excluded:
+        if self.members.excluded_clients:
             self._recount()
         weights = num_bytes(rounds.server.weights.values())
         extra = sum(8 * int(np.prod(shape)) for shape in rounds.server.contribution_shapes().values())
@@ -515,7 +515,7 @@ class SiloServer(Manager):
         for client in sorted(members.present):
             self.send(Kind.FINISH, client + 1, **farewell(client))
         until = members.clock.now + self.recipe.comm.reconnect_s
-        everybody = set(range(self.num_silos)) - (members.excluded - members.present)
+        everybody = set(range(self.num_silos)) - (members.excluded_clients - members.present)
         what = "to acknowledge the end"
         members.wanted = status.RUNNING, what, lambda: filter(members.reachable, everybody - self._done)
         while any(map(members.reachable, everybody - self._done)) and members.clock.listen(until):
@@ -565,7 +565,7 @@ class SiloServer(Manager):
         same_process = self._processes.get(client) == meta.get("process")
         self._processes[client] = meta.get("process")
         self.census.add(client, reported, sums)
-        uncounted = client in self.members.turned
+        uncounted = client in self.members.refusal_reasons
         self.members.joined(client)
         if uncounted:
             self._recount()

@@ -103,7 +103,7 @@ class SummedOpening(Opening):
         def participants(without: Collection[int]) -> list[int]:
             until = clock.now + members.comm.quorum_timeout_s
             while True:
-                here = members.present - members.excluded - set(without)
+                here = members.present - members.excluded_clients - set(without)
                 if len(here) >= members.fewest_opened or not clock.listen(until):
                     return sorted(here)
 
@@ -242,7 +242,7 @@ class SummedTests(ClientTests):
         members, sums, run = self.server.members, sums_of(self.rounds.session), self.server.record.run
         self.of(weights)
         tests, clients, round = self._opening.content.get("test_samples", 0), self._opening.clients, members.round
-        missing = set(clients) - (members.present - members.away - members.excluded)
+        missing = set(clients) - (members.present - members.away - members.excluded_clients)
         if not tests or sums.right is None:
             return {}
         try:

@@ -53,7 +53,7 @@ class SurveyExchange(SiloExchange):
         server, members = self.server, self.server.members
         server.meet()
         members.begin(-1)
-        self._poll = Poll(members, sorted(members.present - members.excluded), "class counts", self._answers)
+        self._poll = Poll(members, sorted(members.present - members.excluded_clients), "class counts", self._answers)
         try:
             list(self._poll.take())
             server.dismiss(lambda client: {"meta": {"done": True}})
@@ -63,7 +63,7 @@ class SurveyExchange(SiloExchange):
 
     def returned(self, client: int, message: Message, *, same_process: bool) -> None:
         """Ask a silo that has not answered."""
-        if client not in self.server.members.excluded and client not in self._answers:
+        if client not in self.server.members.excluded_clients and client not in self._answers:
             self.server.send(Kind.SURVEY, client + 1)
 
     def _survey(self, names: list[str]) -> Survey:
@@ -83,10 +83,15 @@ class SurveyExchange(SiloExchange):
 
     def _reason_for_silence(self, client: int) -> str:
         members = self.server.members
-        if client in members.excluded:
+        if client in members.excluded_clients:
             return "it is excluded"
         default = "it has not answered" if self.server.sizes[client] else "it has not connected"
-        return self._refusals.get(client) or self.server.failed.get(client) or members.turned.get(client) or default
+        return (
+            self._refusals.get(client)
+            or self.server.failed.get(client)
+            or members.refusal_reasons.get(client)
+            or default
+        )
 
     def _take(self, message: Message) -> None:
         client, server = message.sender - 1, self.server

@@ -56,7 +56,7 @@ def put(folder, ranks):
 
 def test_a_running_server_reports_changes_of_the_exclusion_list(tmp_path, capsys):
     lines, notes = [], []
-    now = members.Excluded(tmp_path, 3, lines.append, lambda event, **facts: notes.append((event, facts)))
+    now = members.ExcludedSilos(tmp_path, 3, lines.append, lambda event, **facts: notes.append((event, facts)))
     assert (now.read(), str(now), lines) == (False, "", [])
     put(tmp_path, [2, 7])
     assert (now.read(), now.read(), now.clients) == (True, False, {1})
@@ -74,13 +74,13 @@ def test_a_running_server_reports_changes_of_the_exclusion_list(tmp_path, capsys
 
 
 def test_other_silos_are_drawn_instead_of_excluded_ones(tmp_path):
-    now = members.Excluded(tmp_path, 6, print, lambda event, **facts: None)
-    assert now.replaced([1, 3], 0, 5) == [1, 3]
+    now = members.ExcludedSilos(tmp_path, 6, print, lambda event, **facts: None)
+    assert now.select_clients([1, 3], 0, 5) == [1, 3]
     now.clients = {3, 4}
-    drawn = [now.replaced([1, 3], round, 5) for round in range(40)]
-    assert drawn == [now.replaced([1, 3], round, 5) for round in range(40)]
+    drawn = [now.select_clients([1, 3], round, 5) for round in range(40)]
+    assert drawn == [now.select_clients([1, 3], round, 5) for round in range(40)]
     assert set(map(tuple, drawn)) == {(0, 1), (1, 2), (1, 5)}
-    assert now.replaced(range(6), 0, 5) == [0, 1, 2, 5]
+    assert now.select_clients(range(6), 0, 5) == [0, 1, 2, 5]
     assert all(type(k) is int for k in drawn[0])
 
 
@@ -96,12 +96,12 @@ def test_mistakes_are_one_line_errors(tmp_path, sp_run):
         return line.removeprefix("error: ").replace(str(tmp_path), "")
 
     assert mistake("exclude", tmp_path / "none", 1) == "/none: no such folder; use the folder of the server's run"
-    assert mistake("exclude", tmp_path / "empty", 1).startswith("/empty: no recipe.yaml in it; ")
+    assert mistake("exclude", tmp_path / "empty", 1).startswith("/empty: contains no recipe.yaml; ")
     assert "is not a cross-silo run; " in mistake("exclude", sp_run(), 1)
-    assert mistake("exclude", tmp_path / "run", 4) == "/run: no silo 4 in it; allowed: 1 to 3"
+    assert mistake("exclude", tmp_path / "run", 4) == "/run: the run has no silo 4; allowed: 1 to 3"
     assert mistake("include", tmp_path / "run", 2) == "/run: silo 2 is not excluded; no silo of this run is excluded"
     call("silo", "exclude", tmp_path / "run", 3)
-    assert mistake("exclude", tmp_path / "run", 3).startswith("/run: silo 3 is excluded already; ")
+    assert mistake("exclude", tmp_path / "run", 3).startswith("/run: silo 3 is already excluded; ")
     assert mistake("include", tmp_path / "run", 2) == "/run: silo 2 is not excluded; excluded: 3"
     put(tmp_path / "run", "nonsense")
     assert "cannot be read" in mistake("include", tmp_path / "run", 3)

@@ -14,7 +14,7 @@ from recipe_texts import SILOS
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runtimes.silo.client import OwnFolder
-from fl_labelskew_plugins.runtimes.silo.members import Excluded, Members
+from fl_labelskew_plugins.runtimes.silo.members import ExcludedSilos, Members
 from fl_labelskew_plugins.runtimes.silo.server import ClientTests
 from fl_labelskew_plugins.runtimes.transport import Kind, Message, Transport, measures
 from fl_labelskew_plugins.studies.finished import read
@@ -137,7 +137,7 @@ class Answering(Transport):
 def test_absent_silos_are_not_asked_and_old_answers_are_ignored(tmp_path):
     transport = Answering({1: GOOD, 2: {}, 4: {"accuracy": [1, 1], "balanced_accuracy": 1.0}})
     recipe = recipes.parse(SILOS, overrides=["train_args.client_num_in_total=5", "comm_args.reconnect_s=0.1"])
-    excluded = Excluded(tmp_path, 5, print, lambda event, **facts: None)
+    excluded = ExcludedSilos(tmp_path, 5, print, lambda event, **facts: None)
     ignored = status.Silos([""] * 5)
     members = Members(recipe, transport, excluded, lambda: None, print, "", lambda **facts: None, ignored)
     members.round = 2

@@ -8,7 +8,7 @@ from recipe_texts import SILOS
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runtimes.silo import members as members_of
-from fl_labelskew_plugins.runtimes.silo.members import OVERTIME_S, SETTLE_S, Excluded, ListeningClock, Members, Poll
+from fl_labelskew_plugins.runtimes.silo.members import OVERTIME_S, SETTLE_S, ExcludedSilos, ListeningClock, Members, Poll
 
 SHORT = [f"comm_args.{key}=0.3" for key in ("round_deadline_s", "quorum_timeout_s", "reconnect_s")]
 
@@ -18,7 +18,7 @@ def members(tmp_path):
     """Three silos, of which two are enough; ``lines``: the output."""
     recipe = recipes.parse(SILOS, overrides=[*SHORT, "comm_args.min_clients=2"])
     lines = []
-    excluded = Excluded(tmp_path, 3, lines.append, lambda event, **facts: None)
+    excluded = ExcludedSilos(tmp_path, 3, lines.append, lambda event, **facts: None)
     seen = status.Silos([""] * 3)
     transport = SimpleNamespace(receive=time.sleep)  # members send nothing
     more = {"set_status": lambda **facts: None, "seen": seen}
