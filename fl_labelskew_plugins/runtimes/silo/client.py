@@ -1,4 +1,4 @@
-"""A silo of a cross-silo federation: it trains one client, and keeps its state."""
+"""A silo of a cross-silo federation: it trains one client and keeps its state."""
 
 from __future__ import annotations
 
@@ -44,33 +44,33 @@ from fl_labelskew_plugins.runtimes import wire
 from fl_labelskew_plugins.runtimes.silo import facts, keys
 from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
 from fl_labelskew_plugins.runtimes.silo.facts import Facts, SiloData
-from fl_labelskew_plugins.runtimes.silo.guard import Guard, PolicyError, question
+from fl_labelskew_plugins.runtimes.silo.guard import Guard, PolicyError, request_digest
 from fl_labelskew_plugins.runtimes.transport import SERVER, Kind, Manager, Message, reason, upload_meta, upload_tensors
 from fl_labelskew_plugins.runtimes.transport import upload as parse_upload
 from fl_labelskew_plugins.tensors import OPTIMIZER, State, Weights, group, num_bytes, rest, save_atomic, trim
 
 
 class Answers:
-    """A silo's answers, each of which the server sees."""
+    """Answers of a silo without secure aggregation: the server sees each one."""
 
-    tests_at_once = True
-    """Whether the server may see the duration of a test."""
+    tests_immediately = True
+    """If False, the silo tests after its answer, so that the server cannot see the duration."""
 
     def __init__(self, silo: SiloClient) -> None:
         self.silo = silo
         self._noisy_weights = any(noise.claim for noise in leaving(silo.recipe, 1, 1).upload if noise.on == "weights")
         self.handlers: Mapping[Kind, Callable[[Message], None]] = {Kind.SURVEY: self._survey}
-        """They have priority over the silo's own."""
+        """They override handlers of :class:`SiloClient`."""
 
     def hello(self) -> tuple[Facts, Mapping[str, Tensor]]:
         """Facts and tensors for HELLO."""
         return self.silo.data.facts, self.silo.data.sent()
 
     def charge_hello(self) -> None:
-        """Charge the ledger for exact data in HELLO."""
+        """Charge the ledger for the data in HELLO."""
         silo = self.silo
         if silo.ledger is not None and (parts := leaving(silo.recipe, 1, 1).hello):
-            silo.ledger.spend(parts, silo.answer("hello"), run="hello")
+            silo.ledger.spend(parts, silo.answer_digest("hello"), run="hello")
 
     def join(self, run: str) -> None:
         """Raise LabelSkewError to refuse a run."""
@@ -90,30 +90,30 @@ class Answers:
         """Charge the ledger, before training."""
         silo = self.silo
         if silo.ledger is not None:
-            silo.ledger.spend(silo.revealed().upload, silo.answer(request), run=silo.run_name, round=round)
+            silo.ledger.spend(silo.revealed().upload, silo.answer_digest(request), run=silo.run_name, round=round)
 
     def turn(
         self, take: Callable[..., LocalResult], client: int, round: int, start: Weights, **turn: Any
     ) -> LocalResult:
-        """Train; if uploads have noise, a failed turn uploads the start weights with noise.
+        """Train. If uploads carry noise and training fails, upload the start weights with noise.
 
-        Else a server could send a model with which training fails only if the silo has a known sample. A repeated
-        request gets the stored upload, or another training with other noise, which is charged: with the same noise, two
-        uploads would show whether the first training failed, or their exact difference.
+        Otherwise a server could send a model that fails only on a certain sample, and learn if the silo has it. A
+        repeat of the last request gets the stored upload. A repeat of an older one is trained with new noise and
+        charged: with equal noise, two uploads would reveal their exact difference, or a failure.
         """
         if not self._noisy_weights:
             return take(client, round, start, **turn)
         last = LastUpload(self.silo.folder)
-        answer = self.silo.answer(self.silo.request)
+        answer = self.silo.answer_digest(self.silo.request)
         if (stored := last.read(answer, start)) is not None:
             return stored
         if answer in last.given:
-            turn["noise_seed"] = self._count_again(round)
+            turn["noise_seed"] = self._charge_again(round)
         try:
             result = take(client, round, start, **turn)
             check_upload(result.upload, start, where=f"round {round + 1}")
         except Exception as error:
-            self.unchanged(error, "uploads the weights of the server with noise in this round")
+            self.log_hidden_failure(error, "uploads the weights of the server with noise in this round")
             try:
                 result = take(client, round, start, **turn, trains=False)
             except Exception as second:
@@ -122,21 +122,23 @@ class Answers:
         last.store(answer, result)
         return result
 
-    def _count_again(self, round: int) -> int:
-        """Charge another answer to a request, and return the seed of its noise."""
+    def _charge_again(self, round: int) -> int:
+        """Charge a new answer to a repeated request, and return the seed of its noise."""
         silo, again = self.silo, secrets.token_hex(16)
-        silo.show.note(f"round {round + 1}: the server repeats an earlier request; the answer counts again")
+        silo.show.note(
+            f"round {round + 1}: the server repeats an earlier request; policy and privacy budget count the new answer"
+        )
         if silo.guard is not None:
-            silo.guard.answer(silo.run_name, round, silo.answer(again))
+            silo.guard.answer(silo.run_name, round, silo.answer_digest(again))
         self.charge(again, round)
         return silo.seed(again)
 
-    def unchanged(self, error: Exception, answer: str) -> None:
+    def log_hidden_failure(self, error: Exception, answer: str) -> None:
         """Log a failure that the server must not see."""
         self.silo.show.note(f"{described(error)}; this silo {answer}", log.WARNING)
 
-    def leaving(self, round: int, start: Weights, result: LocalResult) -> LocalResult:
-        """The part of a result that leaves the silo."""
+    def to_upload(self, round: int, start: Weights, result: LocalResult) -> LocalResult:
+        """The part of a result that is uploaded."""
         return result
 
     def send(self, round: int, result: LocalResult) -> None:
@@ -150,17 +152,17 @@ class Answers:
         return True
 
     def tested(self, session: Session, message: Message, answer: dict[str, Any]) -> dict[str, Any]:
-        """The part of a test's result that leaves the silo."""
+        """The part of a test's result that is sent."""
         return answer
 
-    def settled(self) -> None:
+    def handle_verdict(self) -> None:
         """Handle a verdict."""
 
     def finished(self) -> None:
         """Handle the successful end of the run."""
 
     def _survey(self, message: Message) -> None:
-        what = "the server takes a survey, and this silo was started for a run; use --survey here, too"
+        what = "the server runs a survey, but this silo was started for training; restart it with --survey"
         raise shareable(LabelSkewError(what))
 
 
@@ -170,7 +172,7 @@ def described(error: Exception) -> str:
 
 
 class LastUpload:
-    """The file with the last upload with noise, which answers a repeated request. Raises LabelSkewError if damaged."""
+    """File of the last noisy upload, for a repeated request. Raises LabelSkewError if damaged."""
 
     def __init__(self, folder: Path) -> None:
         self.file, self._metadata = folder / "noisy_upload.safetensors", dict[str, str]()
@@ -180,12 +182,12 @@ class LastUpload:
                     self._metadata = dict(opened.metadata())
             except (OSError, SafetensorError, TypeError):
                 use = "restore the original file, or remove it together with the folder's secret"
-                raise LabelSkewError(f"{self.file}: is not a valid record of answers; {use}") from None
+                raise LabelSkewError(f"{self.file}: is not a valid record of uploads; {use}") from None
         self.given: list[str] = json.loads(self._metadata.get("given", "[]"))
         """Digests of all answers so far."""
 
     def read(self, answer: str, start: Weights) -> LocalResult | None:
-        """The upload, if it is this answer, in the order of ``start``."""
+        """Return the stored upload if its digest is ``answer``, with tensors in the order of ``start``."""
         if self._metadata.get("answer") != answer:
             return None
         result = parse_upload(load_file(self.file), json.loads(self._metadata["measures"]))
@@ -200,7 +202,7 @@ class LastUpload:
 
 
 class SiloClient(Manager):
-    """A silo; ``folder``: of its secret and, per run, its states and measures."""
+    """A silo. ``folder`` contains its secret and, per run, its states and measures."""
 
     transport: SiloTransport
 
@@ -223,7 +225,7 @@ class SiloClient(Manager):
         self.client = rank - 1
         self.failure: LabelSkewError | None = None
         self.session: Session
-        self.about = about(recipe, data)
+        self.inputs_digest = digest_inputs(recipe, data)
         self.run_name, self._over = "", False
         """Empty before WELCOME."""
         self.upload: tuple[int, LocalResult] | None = None
@@ -233,7 +235,7 @@ class SiloClient(Manager):
         self._round = -1
         self.request = ""
         self._postponed: Callable[[], object] | None = None
-        """The last round's test, if the server must not see its duration."""
+        """A test to run later; see :attr:`Answers.tests_immediately`."""
         self.answers = answers(self)
         self.handlers = {
             Kind.WELCOME: self._welcome,
@@ -296,14 +298,14 @@ class SiloClient(Manager):
             self.run_folder.create()
             self._over = self.run_folder.over(federation.rounds)
             self.states = Versions(self.run_folder.path / "states")
-            everybody = f" of {federation.num_samples}" if federation.num_samples else ""
+            of_total = f" of {federation.num_samples}" if federation.num_samples else ""
             samples = counted(data.facts.samples, "training sample")
-            self.show.note(f"joined: {samples}{everybody}, {counted(federation.rounds, 'round')}")
+            self.show.note(f"joined: {samples}{of_total}, {counted(federation.rounds, 'round')}")
         self.answers.open(self.session, federation)
         self._send_upload()  # it may have been lost with the connection
 
     def check_joined(self, request: str) -> None:
-        """Raise RunError for a request before WELCOME."""
+        """Raise RunError if ``request`` arrives before WELCOME."""
         if not self.run_name:
             raise shareable(RunError(f"the server requests {request} before it has described the run"))
         if self._over:
@@ -319,7 +321,7 @@ class SiloClient(Manager):
     def opening(self, session: Session) -> Mapping[str, Tensor]:
         """The silo's opening, charged to the ledger."""
         if self.ledger is not None:
-            self.ledger.spend(self.revealed().opening, self.answer(), run=self.run_name)
+            self.ledger.spend(self.revealed().opening, self.answer_digest(), run=self.run_name)
         return session.opening(self.client).tensors
 
     def _train(self, message: Message) -> None:
@@ -341,14 +343,16 @@ class SiloClient(Manager):
         weights = {k: v.to(device) for k, v in group(message.tensors, "model").items()}
         shared = {k: v.to(device) for k, v in group(message.tensors, "shared").items()}
         check_upload(weights, session.start, where=f"round {round + 1}: the server's model")
-        weights = {name: weights[name] for name in session.start}  # an upload's order must not depend on the server's
+        weights = {
+            name: weights[name] for name in session.start
+        }  # the order of an upload must not depend on the server
         request = ""
         if self.guard is not None or self.ledger is not None or self._draws:  # the digest of a large model takes time
-            rests_on = {key: value for key, value in meta.items() if key != "kept_rounds"}
+            request_meta = {key: value for key, value in meta.items() if key != "kept_rounds"}
             tensors = {**message.tensors, **self._normalisation}
-            request = question(session.federation, round, rests_on, tensors, self.states.get(before))
+            request = request_digest(session.federation, round, request_meta, tensors, self.states.get(before))
         if self.guard is not None:
-            self.guard.answer(self.run_name, round, self.answer(request))
+            self.guard.answer(self.run_name, round, self.answer_digest(request))
         self.answers.charge(request, round)
         self._round, self.request = round, request
         self.states.keep({before, *kept})
@@ -366,8 +370,8 @@ class SiloClient(Manager):
         self._do_postponed_test()
         self.states.put(round, result.state)  # before the upload
         if self.guard is not None:
-            self.guard.leaving(result.contributions, session.method.sends)
-        upload = self.answers.leaving(round, weights, result)
+            self.guard.check_contributions(result.contributions, session.method.sends)
+        upload = self.answers.to_upload(round, weights, result)
         sent = num_bytes(upload.upload.values()) + num_bytes(upload.contributions.values())
         self.run_folder.trained(round, result, bytes_up=sent, bytes_down=num_bytes(message.tensors.values()))
         self.upload = (round, upload)
@@ -382,19 +386,19 @@ class SiloClient(Manager):
         return self.recipe.method.uses("protect", "contribute") or self.recipe.dp.enable_dp
 
     def revealed(self) -> Leaving:
-        """Noise of the data that leave this silo."""
+        """Noise of the data that this silo sends."""
         samples = self.data.facts.samples
-        return leaving(self.recipe, samples, samples)  # another silo may lie about its number of samples
+        return leaving(self.recipe, samples, samples)  # as the only silo: others may report wrong numbers
 
     def seed(self, request: str = "") -> int:
         """See :func:`noise_seed`."""
-        return noise_seed(self._secret, self.about, request)
+        return noise_seed(self._secret, self.inputs_digest, request)
 
-    def answer(self, request: str = "opening") -> str:
+    def answer_digest(self, request: str = "opening") -> str:
         """Digest of a request, the samples and settings, and this silo's secret and rank."""
-        # silos with one ledger have other noise if their secret or rank differs
+        # silos that share a ledger draw different noise, so their digests must differ
         key = self._secret.to_bytes(16, "big") + self.rank.to_bytes(4, "big")
-        return hashlib.blake2b(self.about + request.encode(), digest_size=16, key=key).hexdigest()
+        return hashlib.blake2b(self.inputs_digest + request.encode(), digest_size=16, key=key).hexdigest()
 
     @cached_property
     def data_digest(self) -> str:
@@ -415,7 +419,7 @@ class SiloClient(Manager):
         facts.number({"round": round}, "round", 0, session.federation.rounds - 1, "TEST")
         weights = group(message.tensors, "model")
         check_upload(weights, session.start, where=f"round {round + 1}: the server's model")
-        if not self.answers.tests_at_once:
+        if not self.answers.tests_immediately:
             self.send(Kind.TESTED, SERVER, round=round)
             if self.answers.may_test(session, message):
                 self._postponed = partial(self._tested, session, round, weights)
@@ -443,12 +447,12 @@ class SiloClient(Manager):
         return {"accuracy": right, "balanced_accuracy": measures["balanced_accuracy"]}
 
     def _may_report(self, round: int, message: Message) -> bool:
-        """Count a test; return whether policy and budget allow to report it."""
+        """Charge a test; return whether policy and budget allow the silo to report it."""
         if self.guard is None and self.ledger is None:
             return True
         tensors = {**message.tensors, **self._normalisation}
-        request = question(self.session.federation, round, {}, tensors, {})
-        answer = self.answer(f"test {self.data_digest} {request}")
+        request = request_digest(self.session.federation, round, {}, tensors, {})
+        answer = self.answer_digest(f"test {self.data_digest} {request}")
         try:
             if self.guard is not None:
                 self.guard.answer(self.run_name, round, answer, of="test")
@@ -471,13 +475,13 @@ class SiloClient(Manager):
         if not message.meta.get("taken"):
             text = f"round {round + 1}: the server did not use this silo's upload: {reason(message)}"
             self.show.note(text, log.WARNING)
-        self.answers.settled()
+        self.answers.handle_verdict()
 
     def _finish(self, message: Message) -> None:
         meta = message.meta
         if meta["done"] is not True:
             # class names stay in this silo
-            names = wire.cleaned(list(self.data.data.class_names))  # as the server's
+            names = wire.cleaned(list(self.data.data.class_names))  # received names are cleaned, too
             names = facts.differing(names, meta.get("class_names"), "at the server")
             self.failure = LabelSkewError(names or f"the server turned this silo away: {reason(message)}")
             self.transport.stop_receive_message()
@@ -486,7 +490,7 @@ class SiloClient(Manager):
             weights = group(message.tensors, "model")
             check_upload(weights, self.session.start, where="the server's final model")
             last = facts.number(meta, "state_round", -1, self.session.federation.rounds - 1, "FINISH")
-            if not self.answers.tests_at_once:  # disconnect first: a test's duration reveals data
+            if not self.answers.tests_immediately:  # disconnect first: a test's duration reveals data
                 self.send(Kind.FINISH, SERVER)
                 self.transport.stop_receive_message()
                 self._do_postponed_test()
@@ -500,15 +504,15 @@ class SiloClient(Manager):
                 file = self.run_folder.path / "personalised.safetensors"
                 model_file.save(personalised, file, metadata, private=True)
             method, samples = self.recipe.method_name, self.data.facts.samples
-            rounds = self.session.federation.rounds
-            about = {"run": self.run_name, "comm_round": rounds, "silo": self.rank, "method": method}
-            result = self.run_folder.finish(self.session, **about, samples=samples, data=fingerprint(self.data.data))
+            summary_facts = {"run": self.run_name, "comm_round": self.session.federation.rounds, "silo": self.rank}
+            summary_facts |= {"method": method, "samples": samples, "data": fingerprint(self.data.data)}
+            result = self.run_folder.finish(self.session, **summary_facts)
             if (accuracy := result.get("final_accuracy")) is not None:
                 tests = counted(len(self.data.data.test.y), "test sample")
                 self.show.note(f"accuracy of the last tested model on this silo's own {tests}: {100 * accuracy:.2f} %")
         if self.run_name:
             self.show.note(f"the run is over; results: {self.run_folder.path}")
-        if not self.run_name or self._over or self.answers.tests_at_once:
+        if not self.run_name or self._over or self.answers.tests_immediately:
             self.send(Kind.FINISH, SERVER)
         self.transport.stop_receive_message()
         self.answers.finished()
@@ -543,7 +547,7 @@ class OwnFolder(RunFolder):
         self.append(self.metrics, {**line, **measures})
 
     def finish(self, session: Session, **facts: Any) -> dict[str, Any]:
-        """Write ``summary.json``, which begins with ``facts``, and ``curves.png``."""
+        """Write ``curves.png``, and ``summary.json`` with ``facts`` first."""
         lines, file, recipe = read_lines(self.metrics), self.path / "curves.png", session.recipe
         result = summary(lines, recipe.validation.last_rounds)
         result["rounds"] = sum("loss_terms" in line for line in lines)
@@ -555,7 +559,7 @@ class OwnFolder(RunFolder):
 
 
 def secret(folder: Path) -> int:
-    """The silo's seed of noise, created once: different noise on one update could be averaged out."""
+    """The silo's seed of noise, created once. If one update were sent with different noise, a mean would remove it."""
     file = folder / "secret"
     folder.mkdir(parents=True, exist_ok=True)
     if not file.exists():
@@ -565,10 +569,10 @@ def secret(folder: Path) -> int:
     try:
         return int(read_bytes(file), 16)
     except ValueError as error:
-        raise LabelSkewError(f"{file}: is not a silo's secret; remove it, and a new one is created") from error
+        raise LabelSkewError(f"{file}: is not a silo's secret; delete the file to create a new secret") from error
 
 
-def about(recipe: Recipe, data: SiloData) -> bytes:
+def digest_inputs(recipe: Recipe, data: SiloData) -> bytes:
     """Digest of the samples and settings that affect this silo's answers."""
     resolved = portable(recipe)
     del resolved["train_args"]["comm_round"]  # a run can be resumed with more rounds
@@ -587,17 +591,17 @@ def about(recipe: Recipe, data: SiloData) -> bytes:
 
 
 def _content(array: NDArray[Any] | Images) -> NDArray[Any]:
-    """The samples, or sizes and times of their files."""
+    """The samples, or the sizes and modification times of their files."""
     if not isinstance(array, Images):
         return array
     stats = [os.stat(file) for file in array.files]
     return np.array([(stat.st_size, stat.st_mtime_ns) for stat in stats], np.int64).reshape(-1, 2)
 
 
-def noise_seed(secret: int, about: bytes, question: str = "") -> int:
+def noise_seed(secret: int, inputs: bytes, request: str = "") -> int:
     """Seed of noise: equal for a repeated request, different after any change that affects the answer.
 
-    Equal noise would cancel in the difference of two answers, such as before and after a sample was added.
+    Otherwise noise would cancel in the difference of two answers, such as before and after a sample was added.
     """
-    digest = hashlib.blake2b(secret.to_bytes(16, "big") + about + question.encode(), digest_size=16)
+    digest = hashlib.blake2b(secret.to_bytes(16, "big") + inputs + request.encode(), digest_size=16)
     return int.from_bytes(digest.digest(), "big")

@@ -94,7 +94,7 @@ class Guard:
         answered.append(question)
         write_text(self.account, json.dumps({"policy": self.file, "runs": runs}, indent=1), durable=True)
 
-    def leaving(self, names: Iterable[str], kinds: Mapping[str, str]) -> None:
+    def check_contributions(self, names: Iterable[str], kinds: Mapping[str, str]) -> None:
         """Raise PolicyError unless the policy allows these tensors; ``kinds``: ``Method.sends``."""
         for name in names:
             kind = OPTIMIZER if name.startswith(f"{OPTIMIZER}/") else kinds.get(name, OTHER)
@@ -129,7 +129,7 @@ def guard_of(recipe: Recipe, rank: int, folder: Path) -> Guard | None:
     return None
 
 
-def question(
+def request_digest(
     federation: Federation, round: int, meta: Mapping[str, Any], tensors: Mapping[str, Tensor], state: State
 ) -> str:
     """Digest of all that affects the answer to a request; ``state``: private."""

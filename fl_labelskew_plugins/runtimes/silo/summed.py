@@ -34,7 +34,7 @@ from fl_labelskew_plugins.runtimes.silo import streams
 from fl_labelskew_plugins.runtimes.silo.client import Answers, SiloClient, described
 from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
 from fl_labelskew_plugins.runtimes.silo.facts import Facts, agreed
-from fl_labelskew_plugins.runtimes.silo.guard import question
+from fl_labelskew_plugins.runtimes.silo.guard import request_digest
 from fl_labelskew_plugins.runtimes.silo.listening import ServerTransport
 from fl_labelskew_plugins.runtimes.silo.members import Poll
 from fl_labelskew_plugins.runtimes.silo.secure import wire
@@ -284,7 +284,7 @@ class SummedAnswers(Answers):
         silo.transport.limits[Kind.CHECKED] = streams.LIMIT + 3 * POINT * silos**2  # all silos' commitments
         self._several_runs = policy is not None and policy.several_runs
         self._noise = recipe.privacy.noise_multiplier is not None
-        self.tests_at_once, self._answers_at = not self._noise, 0.0
+        self.tests_immediately, self._answers_at = not self._noise, 0.0
         silo.transport.quiet = self._noise
         for warning in weaknesses(recipe):
             silo.show.note(warning, log.WARNING)
@@ -337,7 +337,7 @@ class SummedAnswers(Answers):
         """Check and record the number of all samples; the server asks for the opening sum."""
         silo, run = self.silo, self.silo.run_name
         comm, before = silo.recipe.comm, self._account.question_of(run, OPENING)
-        answers = f"{silo.about.hex()} {self._data_digest} {comm.send_contributions} {comm.send_measures}"
+        answers = f"{silo.inputs_digest.hex()} {self._data_digest} {comm.send_contributions} {comm.send_measures}"
         tests, digest = session.reported_tests(silo.client), hashlib.blake2b(answers.encode(), digest_size=16)
         opening = f"{tests} {digest.hexdigest()}"
         if before not in ("", opening):  # the difference of two sums would be this silo's
@@ -392,7 +392,7 @@ class SummedAnswers(Answers):
         except Exception as error:
             if not self._noise:
                 raise self._without_reason(error) from error
-            self.unchanged(error, NOISE)
+            self.log_hidden_failure(error, NOISE)
             return LocalResult(dict(start), {}, dict(turn["state"] or self._spare_state or {}), {})
 
     def _keep_spare_state(self, take: Callable[..., LocalResult], client: int, round: int, **turn: Any) -> None:
@@ -410,10 +410,10 @@ class SummedAnswers(Answers):
             try:
                 state = take(client, round, trainer.fresh(), **{**turn, "shared": shared}).state
             except Exception as error:
-                self.unchanged(error, "keeps no private state")
+                self.log_hidden_failure(error, "keeps no private state")
         self._spare_state = state
 
-    def leaving(self, round: int, start: Weights, result: LocalResult) -> LocalResult:
+    def to_upload(self, round: int, start: Weights, result: LocalResult) -> LocalResult:
         """The vector for the sum."""
         sums, measures = sums_of(self.silo.session), self.silo.recipe.comm.send_measures
         try:
@@ -421,7 +421,7 @@ class SummedAnswers(Answers):
         except Exception as error:
             if not self._noise:
                 raise self._without_reason(error) from error
-            self.unchanged(error, NOISE)
+            self.log_hidden_failure(error, NOISE)
             vector = sums.round.zeros()
             vector[:] = 0  # touch the memory now, not later
         return LocalResult({VECTOR: as_tensor(vector)}, {}, {}, {})
@@ -468,7 +468,7 @@ class SummedAnswers(Answers):
                 self._tested = number_of_test(message.round), sums.tested(self.silo.client, right), question
         return {}
 
-    def settled(self) -> None:
+    def handle_verdict(self) -> None:
         """Forget all keys and masks."""
         self._sums.end()
 
@@ -499,7 +499,7 @@ class SummedAnswers(Answers):
         if silo.guard is not None:
             silo.guard.answer(silo.run_name, round, request, of="sum")  # each masked vector has its own noise
         if silo.ledger is not None:
-            silo.ledger.spend(silo.revealed().upload, silo.answer(request), run=silo.run_name, round=round)
+            silo.ledger.spend(silo.revealed().upload, silo.answer_digest(request), run=silo.run_name, round=round)
         noise = seeds.noise_generator(silo.seed(request), "noise of a sum", round, silo.client)
         return sums_of(silo.session).noisy(vector, noise)
 
@@ -547,7 +547,9 @@ def weaknesses(recipe: Recipe) -> Iterator[str]:
 
 def common_question(federation: Federation, round: int, tensors: Mapping[str, Tensor], **meta: bool) -> str:
     """Digest of the part of a request that is equal for all silos."""
-    return question(replace(federation, rounds=0), round, meta, tensors, {})  # a run may be resumed with more rounds
+    return request_digest(
+        replace(federation, rounds=0), round, meta, tensors, {}
+    )  # a run may be resumed with more rounds
 
 
 def _identity(transport: ServerTransport | SiloTransport) -> tuple[Identity, Authority]:

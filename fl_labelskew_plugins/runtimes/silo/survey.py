@@ -144,7 +144,9 @@ class SurveyAnswers(Answers):
         self.silo.show.note("the survey is over; nothing was trained")
 
     def _welcome(self, message: Message) -> None:
-        raise shareable(LabelSkewError("the server trains, and this silo was started for a survey; remove --survey"))
+        raise shareable(
+            LabelSkewError("the server trains, but this silo was started for a survey; restart it without --survey")
+        )
 
     def _answer(self, message: Message) -> None:
         silo = self.silo
@@ -159,7 +161,7 @@ class SurveyAnswers(Answers):
                 silo.guard.survey(hashlib.sha256(f"{seed} {scale}".encode()).hexdigest()[:32])
             if silo.ledger is not None:
                 # a run's opening with these settings reveals the same counts
-                answer = silo.answer() if seed == own else silo.answer(f"survey {scale} {kind}")
+                answer = silo.answer_digest() if seed == own else silo.answer_digest(f"survey {scale} {kind}")
                 silo.ledger.spend([on_counts(scale, kind, silo.data.facts.samples)], answer, run="survey")
         except (PolicyError, SpentError) as error:
             log.warn(f"this silo sends no class counts: {error}")

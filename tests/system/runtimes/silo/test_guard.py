@@ -10,7 +10,7 @@ from recipe_texts import cross_silo
 
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.recipe.sections import Policy
-from fl_labelskew_plugins.runtimes.silo.guard import Guard, PolicyError, guard_of, question
+from fl_labelskew_plugins.runtimes.silo.guard import Guard, PolicyError, guard_of, request_digest
 
 RUN = Federation(3, 3, 5, 1, 10, 16, 900, 200, 0)
 
@@ -102,20 +102,20 @@ def test_a_run_beyond_the_policy_is_not_joined(tmp_path, least, quorum, said):
 def test_unannounced_tensors_do_not_leave_a_silo(tmp_path):
     kinds = {"prototypes": "prototypes", "counts": "counts"}
     keeper = guard(tmp_path, send=["weights", "prototypes"])
-    keeper.leaving(["prototypes"], kinds)
-    guard(tmp_path).leaving(["anything"], {})
+    keeper.check_contributions(["prototypes"], kinds)
+    guard(tmp_path).check_contributions(["anything"], {})
     for name, kind in (("counts", "counts"), ("samples", "other"), ("optimizer/step", "optimizer")):
         with pytest.raises(PolicyError) as refused:
-            keeper.leaving(["prototypes", name], kinds)
+            keeper.check_contributions(["prototypes", name], kinds)
         line = f'["weights", "prototypes"] does not allow {kind}: {name}, which the method would send'
         assert str(refused.value) == f"north.yaml: policy.send: {line}"
 
 
 def test_any_difference_that_affects_the_answer_makes_another_question():
     request = (RUN, 3, {"state_round": 2}, {"model/w": torch.zeros(2)}, {"p": torch.ones(2)})
-    same = question(*request)
-    assert question(RUN, 3, {"state_round": 2}, {"model/w": torch.zeros(2)}, {"p": torch.ones(2)}) == same
+    same = request_digest(*request)
+    assert request_digest(RUN, 3, {"state_round": 2}, {"model/w": torch.zeros(2)}, {"p": torch.ones(2)}) == same
     weights = {"model/w": torch.tensor([0.0, 1e-30])}
     others = (Federation(3, 3, 5, 1, 10, 16, 901, 200, 0), 4, {"state_round": 1}, weights, {})
     for place, other in enumerate(others):
-        assert question(*request[:place], other, *request[place + 1 :]) != same
+        assert request_digest(*request[:place], other, *request[place + 1 :]) != same

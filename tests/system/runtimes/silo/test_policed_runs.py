@@ -352,7 +352,9 @@ def test_a_repeated_request_gets_the_same_upload_or_other_noise(fails, scene, fe
     assert all(torch.equal(first[name], same[name]) for name in first)
     difference = torch.cat([(later[name] - first[name]).flatten() for name in first])
     assert 5 < difference.std() < 6.5  # 4 times the square root of 2
-    assert "round 1: the server repeats an earlier request; the answer counts again" in process.text
+    assert (
+        "round 1: the server repeats an earlier request; policy and privacy budget count the new answer" in process.text
+    )
     assert len(ledger_lines(federation)) == 3
 
 

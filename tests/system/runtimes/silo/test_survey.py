@@ -118,7 +118,7 @@ def test_a_survey_is_counted_once_as_an_answer(silo):
 def test_a_silo_does_not_train_in_a_survey(silo):
     made = silo()
     made.receive_message(Kind.WELCOME, Message(Kind.WELCOME, SERVER, 2, meta={"run": "0" * 16}))
-    assert str(made.failure) == "the server trains, and this silo was started for a survey; remove --survey"
+    assert str(made.failure) == "the server trains, but this silo was started for a survey; restart it without --survey"
     made = silo()
     made.receive_message(Kind.TRAIN, Message(Kind.TRAIN, SERVER, 2, round=0))
     assert str(made.failure) == "the server requests training before it has described the run"
@@ -271,7 +271,7 @@ def test_policies_and_every_byte_of_a_survey(federation):
     server, proxy = watched(federation, "--survey")
     without = federation.silo(1)
     assert without.wait() == 2
-    line = "the server takes a survey, and this silo was started for a run; use --survey here, too"
+    line = "the server runs a survey, but this silo was started for training; restart it with --survey"
     assert without.text.splitlines()[-1] == f"error: {line}"
     finished(server, *(silos := [federation.silo(rank, "--survey") for rank in (1, 2, 3)]))
     wire = Wire(proxy, {"C": 10, "d": 16}, {})

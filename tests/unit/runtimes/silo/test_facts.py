@@ -15,7 +15,7 @@ from fl_labelskew_plugins.engine.turn import Turn
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.runs import session
 from fl_labelskew_plugins.runtimes.silo import facts as silos
-from fl_labelskew_plugins.runtimes.silo.client import SiloClient, about, noise_seed, secret
+from fl_labelskew_plugins.runtimes.silo.client import SiloClient, digest_inputs, noise_seed, secret
 from fl_labelskew_plugins.runtimes.silo.summed import weaknesses
 
 RECIPE = SILOS.replace("method: fedavg", "method: fedshift, count_noise: 2")
@@ -191,7 +191,7 @@ def test_a_silo_keeps_its_secret(tmp_path):
     assert first >> 64  # more than any seed that a server could try
     assert stat.S_IMODE((tmp_path / "secret").stat().st_mode) == 0o600
     (tmp_path / "secret").write_text("?")
-    assert "secret: is not a silo's secret; remove it, and a new one" in message(lambda: secret(tmp_path))
+    assert "secret: is not a silo's secret; delete the file" in message(lambda: secret(tmp_path))
 
 
 def test_no_two_answers_of_a_silo_share_their_noise():
@@ -202,7 +202,7 @@ def test_no_two_answers_of_a_silo_share_their_noise():
         silo = silos.load(recipe, 0)
         train = silo.data.train
         silo = replace(silo, data=replace(silo.data, train=replace(train, x=train.x[without:], y=train.y[without:])))
-        seed = noise_seed(2**100, about(recipe, silo))
+        seed = noise_seed(2**100, digest_inputs(recipe, silo))
         made = session.assemble(recipe, silo.data, *silo.indices(0), [silo.facts.samples], secret=seed)
         return made.opening(0).tensors["smoothed"], Turn(made.trainer, 0).view.counts
 
@@ -222,7 +222,7 @@ def test_no_two_answers_of_a_silo_share_their_noise():
 def test_every_setting_of_an_answer_changes_its_noise():
     def digest(*overrides):
         silo_recipe = parsed("method_args.method=fedrs", "method_args.upload_clip=1", *overrides)
-        return about(silo_recipe, silos.load(silo_recipe, 0))
+        return digest_inputs(silo_recipe, silos.load(silo_recipe, 0))
 
     plain = digest()
     assert digest() == plain
@@ -245,7 +245,7 @@ def test_settings_of_pictures_that_are_read_later_change_the_noise(tmp_path):
     def digest(crop):
         data = ["data_args.dataset=isic2019", f"data_args.data_cache_dir={tmp_path}", f"data_args.crop={crop}"]
         silo_recipe = parsed(*data, "partition_args.partition_method=iid", "model_args.model=fecnn")
-        return about(silo_recipe, silos.load(silo_recipe, 0))
+        return digest_inputs(silo_recipe, silos.load(silo_recipe, 0))
 
     assert digest(32) == digest(32)
     assert digest(32) != digest(33)
@@ -260,10 +260,12 @@ def test_weight_decay_in_sums_without_noise_causes_a_warning():
 
 def test_answers_with_other_noise_are_different_answers():
     """Silos, or two folders of one silo, may share a ledger; the secret and the rank decide the noise."""
-    silos = [SimpleNamespace(about=b"data", _secret=secret, rank=rank) for secret, rank in ((5, 1), (6, 1), (5, 2))]
-    answers = [SiloClient.answer(silo, "question") for silo in silos]
-    assert len({*answers, SiloClient.answer(silos[0], "another question")}) == 4
-    assert SiloClient.answer(silos[0], "question") == answers[0]
+    silos = [
+        SimpleNamespace(inputs_digest=b"data", _secret=secret, rank=rank) for secret, rank in ((5, 1), (6, 1), (5, 2))
+    ]
+    answers = [SiloClient.answer_digest(silo, "question") for silo in silos]
+    assert len({*answers, SiloClient.answer_digest(silos[0], "another question")}) == 4
+    assert SiloClient.answer_digest(silos[0], "question") == answers[0]
 
 
 def test_class_counts_of_a_silo_do_not_change_within_a_run():
