@@ -67,7 +67,7 @@ class Answers:
         return self.silo.data.facts, self.silo.data.sent()
 
     def charge_hello(self) -> None:
-        """Charge the ledger for the data in HELLO."""
+        """Charge the ledger for the data in HELLO, which have no noise."""
         silo = self.silo
         if silo.ledger is not None and (parts := leaving(silo.recipe, 1, 1).hello):
             silo.ledger.spend(parts, silo.answer_digest("hello"), run="hello")
@@ -125,9 +125,8 @@ class Answers:
     def _charge_again(self, round: int) -> int:
         """Charge a new answer to a repeated request, and return the seed of its noise."""
         silo, again = self.silo, secrets.token_hex(16)
-        silo.show.note(
-            f"round {round + 1}: the server repeats an earlier request; policy and privacy budget count the new answer"
-        )
+        what = "the server repeats an earlier request; policy and privacy budget count the new answer"
+        silo.show.note(f"round {round + 1}: {what}")
         if silo.guard is not None:
             silo.guard.answer(silo.run_name, round, silo.answer_digest(again))
         self.charge(again, round)
@@ -343,9 +342,7 @@ class SiloClient(Manager):
         weights = {k: v.to(device) for k, v in group(message.tensors, "model").items()}
         shared = {k: v.to(device) for k, v in group(message.tensors, "shared").items()}
         check_upload(weights, session.start, where=f"round {round + 1}: the server's model")
-        weights = {
-            name: weights[name] for name in session.start
-        }  # the order of an upload must not depend on the server
+        weights = {name: weights[name] for name in session.start}  # the server must not choose an upload's order
         request = ""
         if self.guard is not None or self.ledger is not None or self._draws:  # the digest of a large model takes time
             request_meta = {key: value for key, value in meta.items() if key != "kept_rounds"}

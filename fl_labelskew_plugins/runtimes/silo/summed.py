@@ -107,7 +107,7 @@ class SummedOpening(Opening):
                 if len(here) >= members.fewest_opened or not clock.listen(until):
                     return sorted(here)
 
-        clients, vector = self._sums.repeated(self.server.record.run, OPENING, participants, sums.opening)
+        clients, vector = self._sums.sum_with_retries(self.server.record.run, OPENING, participants, sums.opening)
         samples, tests, _ = sums.read_opening(vector, len(clients))
         silos = listed([client + 1 for client in clients])
         if (most := len(clients) * members.comm.max_samples) < max(samples, tests) or samples < 1 or tests < 0:
@@ -180,7 +180,7 @@ class SummedUploads(Uploads):
                 return self._wait_for(waited)  # a silo was ready and restarted; others may have returned meanwhile
 
         ring = sums_of(self.rounds.session).round
-        participants, vector = self._sums.repeated(self.server.record.run, round, ready, ring, about)
+        participants, vector = self._sums.sum_with_retries(self.server.record.run, round, ready, ring, about)
         for client in clients:
             verdict = TAKEN if client in participants else {"taken": False, "reason": "it is not in the sum"}
             self.server.send(Kind.VERDICT, client + 1, round=round, meta=verdict)
@@ -204,7 +204,7 @@ class SummedUploads(Uploads):
         """Ask a silo with a new process again, because its vector is lost."""
         if not same_process and self._ready.pop(client, None) is not None:
             self._restarted = True
-        self._sums.returned(client, same_process=same_process)
+        self._sums.handle_reconnect(client, same_process=same_process)
         super().returned(client, message, same_process=same_process)
 
     def take(self, client: int, message: Message) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""The server's side of secure sums over the network."""
+"""The server side of secure sums over the network."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -28,20 +28,20 @@ from fl_labelskew_plugins.runtimes.silo.secure.server import ServerRound
 from fl_labelskew_plugins.runtimes.transport import Kind, Message, reason
 
 TRIES = 3
-"""Maximum attempts at one sum with the same silos, and of those that failed after silos masked vectors."""
+"""Maximum attempts at one sum with the same silos; also, attempts at one sum that fail after masking."""
 LEAST_S = 5.0
-"""Minimum seconds of a step, if the deadline is at least ten times as long."""
-SHARES = {kind: 5 if kind is Kind.MASKED else 1 for kind in wire.STEPS}
-"""Shares of an attempt's time by step."""
+"""Minimum seconds of a step, but at most a tenth of ``round_deadline_s``."""
+TIME_WEIGHTS = {kind: 5 if kind is Kind.MASKED else 1 for kind in wire.STEPS}
+"""Relative time of each step in an attempt."""
 FOR_VECTORS = 1 / 4
-"""Minimum time for the vectors, as a share of ``round_deadline_s``."""
+"""Minimum time for the vectors, as a fraction of ``round_deadline_s``."""
 Content = tuple[dict[str, Any], dict[str, Tensor]]
 
 
 class ServerSums:
     """Runs the steps of secure sums with silos.
 
-    ``limits``: maximum bytes of a message by kind, changed here; ``sizes``: returns the numbers of silos for a round.
+    ``limits``: maximum bytes of a message by kind, changed here; ``sizes``: returns a round's :class:`.Sizes`.
     """
 
     def __init__(
@@ -67,17 +67,17 @@ class ServerSums:
         self._poll: Poll[bool]
         self._close()
 
-    def repeated(
+    def sum_with_retries(
         self, run: str, round: int, select: Callable[[set[int]], list[int]], ring: Ring, question: str = ""
     ) -> tuple[list[int], Vector]:
-        """Attempt a sum until it succeeds, see :meth:`total`.
+        """Attempt a sum until it succeeds; see :meth:`total`.
 
-        A silo is excluded if it cheated, failed in two attempts, or failed in one and the sum does not need it. Before
-        each attempt, ``select`` gets the clients to exclude, and returns those of the attempt.
+        A silo is excluded if it cheated, if it failed in two attempts, or if it failed in one and the sum does not need
+        it. Before each attempt, ``select`` gets the excluded clients and returns the participants.
 
         Raises:
-            RunError: too few silos are left, or :data:`TRIES` attempts failed: with the same silos, or after silos
-                masked vectors, each of which is charged to the silo's ledger.
+            RunError: too few silos are left, or :data:`TRIES` attempts failed with the same silos or after masking. Each
+                masked vector is charged to its silo's ledger.
         """
         self._faults.clear()
         self._slow, masked = 0, 0
@@ -103,7 +103,7 @@ class ServerSums:
     ) -> tuple[list[int], Vector]:
         """Attempt a sum of clients' vectors once, with new masks; return the clients in it, ascending, and the sum.
 
-        Raises SecureError if too few silos are left, or one cheated; the server then knows nothing of any vector.
+        Raises SecureError if too few silos are left, or one cheated. The server then learns nothing about any vector.
         """
         number = self._numbers[round] = self._numbers.get(round, -1) + 1
         self._attempt = attempt = Attempt(
@@ -126,7 +126,7 @@ class ServerSums:
         self._audit.note("sum", **facts, silos=included, lost=lost)
         if lost:
             log.warn(
-                f"{attempt.where}: lost after the masks were shared: {listed(lost)}; the sum is over {listed(included)}"
+                f"{attempt.where}: lost after the masks were shared: {listed(lost)}; the sum includes {listed(included)}"
             )
         return [rank - 1 for rank in included], total
 
@@ -176,14 +176,14 @@ class ServerSums:
     ) -> list[int]:
         """Send ``content`` by rank, and ``take`` the answers; return the clients that answered.
 
-        Each step has its own time, so that a silent silo makes no other silo late. If too few vectors arrive in time,
-        the next attempt gives them twice as long, and the one after it four times.
+        Each step has its own deadline, so that a silent silo makes no other silo late. If too few vectors arrive in
+        time, the next attempt doubles the time for vectors; the third allows four times as much.
         """
         self._kind, self._content, self._take = kind, content, take
         members, answers = self._members, dict[int, bool]()
         clients = [client for client in clients if client not in self._lost]
         members.away -= members.present.intersection(clients)
-        share = SHARES[kind] / sum(SHARES.values())
+        share = TIME_WEIGHTS[kind] / sum(TIME_WEIGHTS.values())
         if self._attempt.round == OPENING and kind is Kind.KEYS:
             share = 0.5  # silos build their networks before they answer
         whole = members.comm.round_deadline_s
@@ -200,11 +200,13 @@ class ServerSums:
         silent = set(clients) - answers.keys() - self._lost
         slow = kind is Kind.MASKED and len(answers) < self._attempt.sizes.at_least
         for client in silent:
-            self._fault(client, 0 if slow and not self._slow else 1)  # at first, the silos may only need more time
+            self._fault(
+                client, 0 if slow and not self._slow else 1
+            )  # the first time, the silos may only need more time
         self._slow = min(self._slow + slow, 2)
         return sorted(answers)
 
-    def returned(self, client: int, *, same_process: bool) -> None:
+    def handle_reconnect(self, client: int, *, same_process: bool) -> None:
         """Ask a reconnected silo again, or exclude it if its process, and so its keys, are new."""
         if not same_process and client in self._poll.clients and client not in self._lost:
             self._poll.settled.add(client)
@@ -218,7 +220,7 @@ class ServerSums:
         client, attempt = message.sender - 1, self._attempt
         current = (self._kind, attempt.round, attempt.number)
         if (message.kind, message.round, message.meta.get("attempt")) != current or not self._poll.awaits(client):
-            return  # too late, or sent twice after a lost connection
+            return  # late, or sent twice after a lost connection
         cause = reason(message)
         try:
             if cause is not None:

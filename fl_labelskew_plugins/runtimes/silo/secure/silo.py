@@ -177,8 +177,8 @@ class SiloRound:
         attempt, text = self.attempt, agreement(self.attempt, self.roster, self.included)
         for rank, signature in signatures.items():
             if rank not in self.included or not self._authority.signed(rank, self._adverts[rank], signature, text):
-                raise attempt.error(f"silo {rank} has not signed that the sum is over {listed(self.included)}")
-        self._enough(signatures, f"have signed that the sum is over {listed(self.included)}")
+                raise attempt.error(f"silo {rank} has not signed that the sum includes {listed(self.included)}")
+        self._enough(signatures, f"have signed that the sum includes {listed(self.included)}")
         self._check(self.included)
         self._account.open(attempt, self.included)
         given = {dealer: pair[dealer not in self.included] for dealer, pair in sorted(self._shares.items())}

@@ -210,11 +210,11 @@ def test_a_server_that_asks_for_both_kinds_of_share(play):
     play.upto(4)
     whole, without = [1, 2, 3, 4], [1, 2, 3]
     signed = {1: play.silos[1].agree(without), 2: play.silos[2].agree(without), 3: play.silos[3].agree(whole)}
-    assert refused(play.silos[1].reveal, signed) == "silo 3 has not signed that the sum is over silos 1, 2, 3"
+    assert refused(play.silos[1].reveal, signed) == "silo 3 has not signed that the sum includes silos 1, 2, 3"
     del signed[1]
-    assert refused(play.silos[3].reveal, signed) == "silo 2 has not signed that the sum is over silos 1, 2, 3, 4"
+    assert refused(play.silos[3].reveal, signed) == "silo 2 has not signed that the sum includes silos 1, 2, 3, 4"
     signed = {2: signed[2]}
-    why = "1 silos have signed that the sum is over silos 1, 2, 3, but this silo requires at least 3"
+    why = "1 silos have signed that the sum includes silos 1, 2, 3, but this silo requires at least 3"
     assert refused(play.silos[2].reveal, signed) == why
 
 

@@ -105,7 +105,7 @@ def test_a_silo_killed_at_a_step(secure, step, added, lost):
     assert left_out(federation) == [[], [3] * len(lost), [3]]
     (entry,) = (line for line in audited(federation.run_dir, "sum") if line.get("round") == ROUND)
     assert (entry["silos"], entry["lost"]) == (added, lost)
-    line = "round 2: lost after the masks were shared: silo 4; the sum is over silos 1, 2, 3"
+    line = "round 2: lost after the masks were shared: silo 4; the sum includes silos 1, 2, 3"
     assert (line in server.text) == bool(lost)
 
 
@@ -293,7 +293,7 @@ def test_a_sum_of_fewer_than_the_noise_is_made_for_is_not_opened(secure):
 # The first and the last step of a sum; test_secure_attacks.py has the others.
 SERVERS = {
     "replaces_a_key": "the keys of silo 2 are not signed with its certificate's key for this attempt; they were re",
-    "asks_for_both_kinds_of_share": "silo 1 has not signed that the sum is over silos 1, 2, 3",
+    "asks_for_both_kinds_of_share": "silo 1 has not signed that the sum includes silos 1, 2, 3",
     "shows_one_silo_another_model": "the keys of silo 4 are not signed with its certificate's key for this attempt",
     "continues_from_another_state": "the server continues from round 0 and has selected this silo 2 times; this silo",
     "continues_from_a_sum_that_was_not_opened": "the server asks for round 3 before the sum of round 2 was opened",

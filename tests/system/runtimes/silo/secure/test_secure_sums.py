@@ -194,5 +194,5 @@ def test_attempts_that_fail_after_vectors_were_masked_end_the_run(kind, attempts
     sums.total = fails
     groups = iter([[0, 1, 2, 3], [0, 1, 2, 4], [0, 1, 2, 5], [0, 1, 2, 6], [0, 1]])
     with pytest.raises(RunError, match="2 silos have sent a vector; to resume"):
-        sums.repeated("run", 1, lambda without: next(groups), None)
+        sums.sum_with_retries("run", 1, lambda without: next(groups), None)
     assert len(warned) == attempts - 1
