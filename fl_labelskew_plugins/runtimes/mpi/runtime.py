@@ -1,7 +1,7 @@
 """MPI simulation (``backend: MPI``): rank 0 is the server, and the other ranks train the clients that it assigns.
 
-It assigns one client at a time, the largest first, so that no worker idles, and adds uploads in ascending order of
-clients, as in one process.
+The server assigns one client at a time, the largest first, so that no worker is idle. It sums uploads by ascending
+client, so that the results equal those of one process.
 """
 
 import math
@@ -32,14 +32,14 @@ from fl_labelskew_plugins.tensors import Weights, group, joined, num_bytes
 
 
 class MPI(Runtime):
-    """A simulation over the processes of ``mpirun``."""
+    """A simulation with the processes of ``mpirun``."""
 
     def delegated(self) -> bool:
-        """Start ``mpirun``, or run a worker."""
+        """Start ``mpirun``, or run a worker; False for the server."""
         if (place := mpi_rank()) is None:
             workers = devices.workers(self.recipe, devices.gpus(self.recipe, warn=True))
             warn_if_too_many(workers, self.recipe.device.threads)
-            devices.gpu_slots(self.recipe, workers)  # reports wrong GPU settings before anything starts
+            devices.gpu_slots(self.recipe, workers)  # reports wrong GPU settings before mpirun starts
             options, path = self.options, self.folder.path
             command = options.command(self.recipe.path, path, resume=options.resume is not None)
             launch.launch(command, workers + 1, run_dir=path, environment=options.environment(path))
@@ -50,7 +50,7 @@ class MPI(Runtime):
         return rank > 0
 
     def session(self) -> Session:
-        """The server's session, after the comparison with all workers."""
+        """Build the server's session, and compare it with those of all workers."""
         session = build(self.recipe)
         self._transport = MPITransport()
         self._nodes = Nodes(self._transport, session)
@@ -59,8 +59,8 @@ class MPI(Runtime):
         return session
 
     def preview(self) -> Session:
-        """The session, without workers."""
-        if mpi_rank() is None:  # else mpirun exists, and build() checks this rank's own GPU
+        """Build the session without workers."""
+        if mpi_rank() is None:  # otherwise mpirun has started this rank, and build() checks its GPU
             launch.check()
             devices.gpu_slots(self.recipe, devices.workers(self.recipe, devices.gpus(self.recipe)))
         return build(self.recipe)
@@ -89,8 +89,8 @@ class MPI(Runtime):
 
 
 MAX_UPLOADS_PER_WORKER = 3
-"""In progress or waiting, if ``upload_memory_mb`` has no space for more. With 4 workers and 32 clients of log-normal
-sizes (sigma 1), a round takes 5 % longer than without a bound, and 14 % with 2."""
+"""Maximum uploads in training or waiting, unless ``upload_memory_mb`` allows more. With 4 workers and 32 clients of
+log-normal sizes (sigma 1), 3 make a round 5 % longer than no limit does, and 2 make it 14 % longer."""
 
 
 class MPIServer(Manager):
@@ -103,11 +103,11 @@ class MPIServer(Manager):
         self._idle = list(range(1, self.size))
         self._waiting: list[int] = []
         """Clients to assign, the largest first."""
-        self._in_progress = self._room = 0
+        self._in_progress = self._max_pending = 0
         self._largest = num_bytes(record.weights.values())
         self._arrived: dict[int, LocalResult] = {}
         self._logits: dict[int, Tensor] = {}
-        self._informed: set[int] = set()
+        self._have_model: set[int] = set()
         self._model: Weights = {}
         self.handlers = {Kind.UPLOAD: self._uploaded, Kind.LOGITS: self._tested, Kind.FAILED: self._failed}
 
@@ -120,16 +120,16 @@ class MPIServer(Manager):
             self.send(Kind.FINISH, worker)
 
     def invite(self, round: int, clients: list[int]) -> list[int]:
-        """All clients."""
+        """Return all clients."""
         return clients
 
     def uploads(self, round: int, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
         """Assign the clients; yield their uploads, ascending."""
         sizes = self.session.sizes
         self._waiting = sorted(clients, key=lambda client: (-sizes[client], client))
-        # uploads in progress or waiting; fixed for the round: else the next upload to add might not be in progress
-        held = self.session.recipe.comm.upload_memory_mb * 2**20 // max(1, self._largest)
-        self._room = max(MAX_UPLOADS_PER_WORKER * (self.size - 1), held)
+        # fixed for the round: otherwise the next upload to sum might never be assigned
+        in_memory = self.session.recipe.comm.upload_memory_mb * 2**20 // max(1, self._largest)
+        self._max_pending = max(MAX_UPLOADS_PER_WORKER * (self.size - 1), in_memory)
         for number, client in enumerate(clients, 1):
             self._assign(round)
             while client not in self._arrived:
@@ -159,23 +159,23 @@ class MPIServer(Manager):
 
     def _unsent_model(self, worker: int) -> dict[str, Tensor]:
         server = self.rounds.server
-        if self._model is not server.weights:  # no round changes them in place
+        if self._model is not server.weights:  # rounds replace the weights, and never modify them in place
             self._model = server.weights
-            self._informed.clear()
-        if worker in self._informed:
+            self._have_model.clear()
+        if worker in self._have_model:
             return {}
-        self._informed.add(worker)
+        self._have_model.add(worker)
         return joined(model=server.weights, shared=server.shared)
 
     def _assign(self, round: int) -> None:
-        """Assign a client to each idle worker, while there is room for its upload.
+        """Assign a client to each idle worker, while fewer than ``_max_pending`` uploads are pending.
 
-        The next client to be added precedes the largest one once half of the room is taken: else the server could wait
-        for a client that no worker trains.
+        From half of this number on, assign the lowest client, not the largest. Otherwise the server could wait for a
+        client that no worker trains.
         """
         states = self.record.states
-        while self._idle and self._waiting and self._in_progress < self._room:
-            client = self._waiting[0] if self._in_progress < self._room // 2 else min(self._waiting)
+        while self._idle and self._waiting and self._in_progress < self._max_pending:
+            client = self._waiting[0] if self._in_progress < self._max_pending // 2 else min(self._waiting)
             worker = self._idle.pop(0)
             self._waiting.remove(client)
             self._in_progress += 1
@@ -249,7 +249,7 @@ class Worker(Manager):
 
 
 def cuts(samples: int, batch: int, parts: int) -> list[int]:
-    """Bounds of at most ``parts`` nearly equal parts of whole batches."""
+    """Bounds that split samples into at most ``parts`` nearly equal ranges of whole batches."""
     batches = math.ceil(samples / batch)
     bounds = {min(batch * (batches * part // parts), samples) for part in range(parts + 1)}
     return sorted(bounds)

@@ -76,8 +76,8 @@ class ServerSums:
         it. Before each attempt, ``select`` gets the excluded clients and returns the participants.
 
         Raises:
-            RunError: too few silos are left, or :data:`TRIES` attempts failed with the same silos or after masking. Each
-                masked vector is charged to its silo's ledger.
+            RunError: too few silos are left, or :data:`TRIES` attempts failed with the same silos, or after masking,
+                which is charged to the silos' ledgers.
         """
         self._faults.clear()
         self._slow, masked = 0, 0
@@ -125,9 +125,8 @@ class ServerSums:
                 self._members.warn(f"{attempt.where}: silo {rank} {what}")
         self._audit.note("sum", **facts, silos=included, lost=lost)
         if lost:
-            log.warn(
-                f"{attempt.where}: lost after the masks were shared: {listed(lost)}; the sum includes {listed(included)}"
-            )
+            what = f"lost after the masks were shared: {listed(lost)}; the sum includes {listed(included)}"
+            log.warn(f"{attempt.where}: {what}")
         return [rank - 1 for rank in included], total
 
     def _steps(self, server: ServerRound, clients: Sequence[int]) -> tuple[list[int], list[int], Vector]:
