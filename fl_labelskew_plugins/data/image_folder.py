@@ -1,4 +1,4 @@
-"""Images in class folders, with or without groups; docs/data.md describes the layouts."""
+"""Images in class folders, with or without groups; see docs/data.md for the layouts."""
 
 import hashlib
 import os
@@ -26,7 +26,7 @@ from fl_labelskew_plugins.partition.stratified import drawn, joined, picked, str
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 PARTS = ("train", "test", "val")
 TREE = "<group>/train/<class>/<image> or <group>/<class>/<image>"
-LabelledFiles = list[tuple[Path, str]]  # with class names
+LabelledFiles = list[tuple[Path, str]]  # files and class names
 
 
 class ImageParams(Params):
@@ -37,24 +37,26 @@ class ImageParams(Params):
     class_names: tuple[str, ...] | None = Field(
         None,
         min_length=1,
-        description="Folders of all classes, in order; default: the training folders, sorted. For a data set with "
-        "known classes: the classes to use; default: all.",
+        description="All class folders, in label order; default: the training folders, sorted. Published data sets: "
+        "the classes to use; default: all.",
     )
-    test_fraction: float = Field(0.2, gt=0, lt=1, description="Share of each class in test if there is no test part.")
+    test_fraction: float = Field(
+        0.2, gt=0, lt=1, description="Fraction of each class to split off for testing, if there is no test part."
+    )
     on_bad_sample: OnBadSample = Field("stop", description="Treatment of broken images.")
 
 
 class ImageFolder(Dataset):
-    """Image folders, decoded into memory once; samples are ``(channels, image_size, image_size)`` uint8."""
+    """Image folders, decoded into memory; samples are ``(channels, image_size, image_size)`` uint8."""
 
     name: ClassVar[str] = "image_folder"
     picture_keys = ("image_size", "channels")
     # published data sets
-    needed: ClassVar[tuple[str, ...]] = ()  # folders and files
-    inside: ClassVar[tuple[str, ...]] = ()  # folders in data_cache_dir that an archive unpacks to
+    required_paths: ClassVar[tuple[str, ...]] = ()
+    archive_folders: ClassVar[tuple[str, ...]] = ()  # subfolders of data_cache_dir that an archive creates
     known_classes: ClassVar[tuple[str, ...] | None] = None
     moments: ClassVar[Moments | None] = None
-    real: ClassVar[dict[str, str]] = {}  # survey of the real data set
+    expected_survey: ClassVar[dict[str, str]] = {}  # item to text, for the complete data set
     # fake copies
     fake_classes: ClassVar[tuple[str, ...]] = ("circle", "cross", "square", "star")
     fake_size: ClassVar[tuple[int, int]] = (36, 32)  # height and width
@@ -78,25 +80,25 @@ class ImageFolder(Dataset):
         source = f"; get it from {self.source}" if self.source else ""
         if data_dir is None or not os.path.isdir(data_dir):
             problem = "data_args.data_cache_dir is not set" if data_dir is None else f"{data_dir} is not a folder"
-            layout = " and ".join(self.needed) or "train/<class>/* and test/<class>/* (or val/)"
+            layout = " and ".join(self.required_paths) or "train/<class>/* and test/<class>/* (or val/)"
             raise mistake(f"data set {self.name}", problem, f"a folder with {layout}{source}")
         root = self.root(data_dir)
-        if missing := [name for name in self.needed if not os.path.exists(root / name)]:
+        if missing := [name for name in self.required_paths if not os.path.exists(root / name)]:
             raise LabelSkewError(f"data set {self.name}: no {', '.join(missing)} in {root}{source}")
 
     def root(self, data_dir: Path | None) -> Path:
-        """``data_dir``, or the one of :attr:`inside` that contains the parts."""
+        """Return ``data_dir``, or its subfolder from :attr:`archive_folders` that contains a required path."""
         top = data_dir or Path()
-        folders = (top / name for name in ("", *self.inside))
-        return next((f for f in folders if any(os.path.exists(f / name) for name in self.needed)), top)
+        folders = (top / name for name in ("", *self.archive_folders))
+        return next((f for f in folders if any(os.path.exists(f / name) for name in self.required_paths)), top)
 
     def groups(self, root: Path, parts: Sequence[str] = ("train",)) -> list[Path]:
-        """Group folders, by name, if any; raise LabelSkewError for a missing one, or if only some folders have parts.
+        """Return the group folders, if any. Raise LabelSkewError if one is missing, or only some folders have parts.
 
-        A group contains one of ``parts``, or, if no folder does, only class folders. In the second case the upper
-        folders could also be classes: the parameters ``groups`` or ``class_names`` decide, or else :func:`overlap`.
+        A group contains one of ``parts``. If no folder does, folders of folders may be groups or classes: ``groups`` or
+        ``class_names`` decides, otherwise :func:`overlap`.
         """
-        if self.needed:
+        if self.required_paths:
             return []
         chosen, folders = self.params.groups, folders_among(root.iterdir())
         groups = [folder for folder in folders if any((folder / part).is_dir() for part in parts)]
@@ -113,20 +115,20 @@ class ImageFolder(Dataset):
         if {folder.name for folder in folders} <= classes or any((root / part).is_dir() for part in parts):
             return []
         if groups and (other := [folder.name for folder in folders if folder not in groups]):
-            lacks = f"{clean(names[0], 40)} has {parts[0]}/, but not {few(other)}"
+            lacks = f"{parts[0]}/ is missing in {few(other)}, but exists in {clean(names[0], 40)}"
             use = "<group>/train/<class>/<image> in every folder, or data_args.groups"
             raise mistake(f"data set {self.name}: {root}", lacks, use)
         return folders if below and len(below) == len(folders) and overlap(below.values(), classes) else groups
 
     def find(self, data_dir: Path, groups: Sequence[Path]) -> tuple[LabelledFiles, LabelledFiles | None]:
-        """Images of the training part, and of the test part, if any, over all groups."""
+        """Return the images of the training part and of the test part, if any, over all groups."""
         if not groups and not (data_dir / "train").is_dir():
             part = next((part for part in ("test", "val") if (data_dir / part).is_dir()), "")
             if part and not self._named:
                 read = few([folder.name for folder in folders_among(data_dir.iterdir())])
                 raise LabelSkewError(
                     f"data set {self.name}: {data_dir} has {part}/ but no train/, so {read} would be read as classes. "
-                    f"Use train/<class>/<image> next to {part}/<class>/<image>; only a server may omit train/"
+                    f"Use train/<class>/<image> next to {part}/<class>/<image>. Only a server of silos needs no train/"
                 )
             return self.listed(data_dir), None
         train: LabelledFiles = []
@@ -158,21 +160,20 @@ class ImageFolder(Dataset):
             return self.find_test(root) is None and not self.find_tests(self.groups(root, PARTS))
 
     def listed(self, folder: Path) -> LabelledFiles:
-        """Images in a folder of classes. Raise LabelSkewError without images, or for unclear nested folders."""
+        """List the images of class folders. Raise LabelSkewError for empty or ambiguous folders."""
         samples = list_images(folder.iterdir(), f"data set {self.name}: {folder}")
         if self._named or (nested := nested_class(folder, samples)) is None:
             return samples
         deeper = few(sorted({path.relative_to(folder / nested).parts[0] for path, name in samples if name == nested}))
         raise LabelSkewError(
-            f"data set {self.name}: {folder / nested} contains only the folders {deeper}, no images, so "
-            f"{few(sorted({name for _, name in samples}))} may be classes or groups such as hospitals. For classes, "
-            "list them in data_args.class_names (labelskew new: --classes); for groups, list them in data_args.groups "
-            f"and use {TREE}"
+            f"data set {self.name}: {folder / nested} contains folders ({deeper}) but no images, so "
+            f"{few(sorted({name for _, name in samples}))} could be classes or groups (such as hospitals). List "
+            f"classes in data_args.class_names (labelskew new: --classes), or groups in data_args.groups with {TREE}"
         )
 
     @property
     def _named(self) -> Sequence[str] | None:
-        """The classes, if they are given or known; otherwise folders are classes."""
+        """The classes, if given or known; otherwise the folders are the classes."""
         return self.params.class_names or self.known_classes
 
     def _parts(self, data_dir: Path | None) -> tuple[Path, list[Path], LabelledFiles, LabelledFiles | None]:
@@ -186,9 +187,12 @@ class ImageFolder(Dataset):
         return self.load(data_dir, download=download, seed=None)
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int | None) -> Data:
-        """Split off missing test parts, unless ``seed`` is None."""
+        """If there is no test part, split one off, unless ``seed`` is None."""
         root, groups, train_samples, test_samples = self._parts(data_dir)
-        train_samples, test_samples = self.used(train_samples), test_samples and self.used(test_samples)
+        train_samples, test_samples = (
+            self.filter_classes(train_samples),
+            test_samples and self.filter_classes(test_samples),
+        )
         names = self.names(train_samples, test_samples or [])
         parts = [train_samples] if test_samples is None else [train_samples, test_samples]
         ((kept, train), *others), fingerprint = self.decode_all(parts, names, root, groups)
@@ -213,7 +217,7 @@ class ImageFolder(Dataset):
                 samples = samples or self.find_tests(groups)
         if samples is None:
             return super().load_test(data_dir, download=download, seed=seed)
-        samples = self.used(samples)
+        samples = self.filter_classes(samples)
         names = self.names(samples, [])
         ((_, test),), fingerprint = self.decode_all([samples], names, root, groups)
         return self._data(Arrays(test.x[:0], test.y[:0]), test, names, groups, fingerprint)
@@ -224,7 +228,7 @@ class ImageFolder(Dataset):
         return Data(train, test, names, mean=mean, std=std, fingerprint=fingerprint, group_names=of_groups)
 
     def layout(self, groups: Sequence[Path], classes: Sequence[str], *, tests: bool) -> str:
-        """Description of the folders; ``tests``: whether they have a test part."""
+        """Describe the folders."""
         of = f"{counted(len(groups), 'group')} ({few([folder.name for folder in groups])}), " if groups else ""
         split = f"{100 * self.params.test_fraction:g} % of each {'group' if groups else 'class'}'s pictures"
         part = "test/ or val/" + (f", or {split} if it has neither" if groups else "") if tests else split
@@ -250,8 +254,8 @@ class ImageFolder(Dataset):
         """Indices of training and test samples, from ``labels`` ``(N,)``."""
         return stratified(labels, test_fraction=self.params.test_fraction, seed=seed, where=where)
 
-    def used(self, samples: LabelledFiles) -> LabelledFiles:
-        """Omit samples of known classes outside ``class_names``."""
+    def filter_classes(self, samples: LabelledFiles) -> LabelledFiles:
+        """Drop samples of known classes that ``class_names`` omits; :meth:`names` reports unknown classes."""
         known, chosen = self.known_classes, self.params.class_names
         if known is None or chosen is None:
             return samples
@@ -263,7 +267,7 @@ class ImageFolder(Dataset):
         return [sample for sample in samples if sample[1] in chosen or sample[1] not in known]
 
     def names(self, samples: LabelledFiles, others: LabelledFiles) -> list[str]:
-        """All classes in label order. Raise LabelSkewError for others."""
+        """List all classes in label order. Raise LabelSkewError if a sample has another class."""
         given = self._named
         names = sorted({name for _, name in samples}) if given is None else list(given)
         known = set(names)
@@ -280,7 +284,7 @@ class ImageFolder(Dataset):
     def decode_all(
         self, parts: Sequence[LabelledFiles], names: list[str], root: Path, groups: Sequence[Path]
     ) -> tuple[list[tuple[LabelledFiles, Arrays]], str]:
-        """Per part, the valid samples with their arrays; and a fingerprint of the files."""
+        """Return the valid samples and arrays of each part, and a fingerprint of the files."""
         number, size, channels = sum(map(len, parts)), self.params.image_size, self.params.channels
         content = f"{number} images of {size} pixels"
         fits(number * channels * size**2, f"data set {self.name}", content, "a smaller data_args.image_size")
@@ -317,7 +321,7 @@ class ImageFolder(Dataset):
 
     def broken(self, data_dir: Path | None) -> list[str]:
         root, _, train, test = self._parts(data_dir)
-        files = [path for path, _ in [*self.used(train), *self.used(test or [])]]
+        files = [path for path, _ in [*self.filter_classes(train), *self.filter_classes(test or [])]]
         task = f"opening {len(files)} pictures of {root}"
         return [line for _, line in faults(lambda file: opened(file, draft=1), files, task)]
 
@@ -332,7 +336,7 @@ class ImageFolder(Dataset):
         facts["classes"] = str(len(names))
         if not self.source:
             facts["layout"] = self.layout(groups, names, tests=test is not None)
-        rows = [(item, text, self.real.get(item, "any")) for item, text in facts.items()]
+        rows = [(item, text, self.expected_survey.get(item, "any")) for item, text in facts.items()]
         return rows + [(f"class {name}", "missing", "images") for name in self.known_classes or () if name not in names]
 
     def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
@@ -353,17 +357,17 @@ class ImageFolder(Dataset):
         self.fake_table(out, written)
 
     def fake_table(self, out: Path, written: LabelledFiles) -> None:
-        """Write a table of classes."""
+        """Write the table of classes, if the data set has one."""
 
 
 def images_in(folder: Path) -> list[Path]:
-    """All images below ``folder``, sorted."""
+    """List all images below ``folder``, sorted."""
     files = (Path(root, name) for root, _, names in os.walk(folder) for name in names if name[0] != ".")
     return sorted(file for file in files if file.suffix.lower() in SUFFIXES)
 
 
 def folders_among(paths: Iterable[Path]) -> list[Path]:
-    """Folders in ``paths``, sorted by name, without hidden ones."""
+    """List the folders in ``paths`` by name, without hidden ones."""
     return sorted((path for path in paths if path.is_dir() and path.name[0] != "."), key=lambda path: path.name)
 
 
@@ -373,7 +377,7 @@ def train_folder(folder: Path) -> Path:
 
 
 def class_folders(folder: Path) -> list[str]:
-    """Names of the subfolders; empty if there are images or a part such as ``train/``."""
+    """List the subfolders' names; empty if there are images or a part such as ``train/``."""
     paths = [path for path in folder.iterdir() if path.name[0] != "."]
     if any(path.suffix.lower() in SUFFIXES for path in paths):  # first: is_dir() is a system call per image
         return []
@@ -382,7 +386,7 @@ def class_folders(folder: Path) -> list[str]:
 
 
 def overlap(below: Iterable[Sequence[str]], known: Collection[str]) -> bool:
-    """Whether subfolders ``below`` are classes: one is ``known``, or each folder shares one of several with another.
+    """Whether subfolders are classes: one is ``known``, or names differ and each folder has one that another has, too.
 
     >>> overlap([["a", "b"], ["b"]], ()), overlap([["a", "b"], ["c", "d"]], ()), overlap([["a"], ["b"]], ["a"])
     (True, False, True)
@@ -393,7 +397,7 @@ def overlap(below: Iterable[Sequence[str]], known: Collection[str]) -> bool:
 
 
 def list_images(folders: Iterable[Path], where: str) -> LabelledFiles:
-    """All images, sorted by class. Raise LabelSkewError without class folders, or for empty ones."""
+    """List all images by class. Raise LabelSkewError for missing or empty class folders."""
     by_class = [(folder.name, images_in(folder)) for folder in folders_among(folders)]
     if empty := [name for name, images in by_class if not images]:
         more = f", and {len(empty) - MAX_SHOWN} more" if len(empty) > MAX_SHOWN else ""
@@ -406,7 +410,7 @@ def list_images(folders: Iterable[Path], where: str) -> LabelledFiles:
 
 
 def list_annotated(file: Path) -> LabelledFiles:
-    """Images of Tiny-ImageNet's validation part, from lines ``<name> TAB <class> TAB ...`` of ``file``."""
+    """List Tiny-ImageNet's validation images from lines ``<name> TAB <class> TAB ...``."""
     rows = [line.split("\t") for line in read_text(file).splitlines() if line.strip()]
     if not rows or any(len(row) < 2 for row in rows):
         raise mistake(file, "is not a list of images and their classes", "lines of image, tab, class")
@@ -414,7 +418,7 @@ def list_annotated(file: Path) -> LabelledFiles:
 
 
 def nested_class(folder: Path, samples: LabelledFiles) -> str | None:
-    """The first class, if any, with images only in subfolders other than ``images/``."""
+    """Find the first class whose images are all in subfolders other than ``images/``."""
     below: dict[str, set[str]] = {}
     for path, name in samples:
         inner = os.path.dirname(path)[len(os.path.join(folder, name)) + 1 :]

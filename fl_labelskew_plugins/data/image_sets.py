@@ -25,11 +25,11 @@ class CINIC10(ImageFolder):
 
     name = "cinic10"
     source = "https://datashare.ed.ac.uk/handle/10283/3192, CINIC-10.tar.gz, 688 MB"
-    needed = ("train", "test")
-    inside = ("CINIC-10", "cinic-10")
+    required_paths = ("train", "test")
+    archive_folders = ("CINIC-10", "cinic-10")
     known_classes = CLASSES_10
     moments = ((0.47889522, 0.47227842, 0.43047404), (0.24205776, 0.23828046, 0.25874835))
-    real: ClassVar[dict[str, str]] = {"training images": "90000", "test images": "90000", "classes": "10"}
+    expected_survey: ClassVar[dict[str, str]] = {"training images": "90000", "test images": "90000", "classes": "10"}
     fake_size = (32, 32)
     fake_files: ClassVar = {
         "train": lambda name, i: f"train/{name}/cifar10-train-{i}.png",
@@ -48,10 +48,10 @@ class TinyImageNet(ImageFolder):
 
     name = "tiny_imagenet"
     source = "http://cs231n.stanford.edu/tiny-imagenet-200.zip, 248 MB"
-    needed = ("train", "val")
-    inside = ("tiny-imagenet-200",)
+    required_paths = ("train", "val")
+    archive_folders = ("tiny-imagenet-200",)
     moments = ((0.4802, 0.4481, 0.3975), (0.2770, 0.2691, 0.2821))  # commonly used, of the training part
-    real: ClassVar[dict[str, str]] = {"training images": "100000", "test images": "10000", "classes": "200"}
+    expected_survey: ClassVar[dict[str, str]] = {"training images": "100000", "test images": "10000", "classes": "200"}
     fake_classes = tuple(f"n{1443537 + 7919 * c:08d}" for c in range(200))
     fake_size = (64, 64)
     fake_files: ClassVar = {
@@ -74,9 +74,9 @@ class ImageNetSubset(ImageFolder):
     source = (
         "https://www.image-net.org, ILSVRC 2012, 144 GB, with an account; 12 of its class folders in train/ and val/"
     )
-    needed = ("train",)
+    required_paths = ("train",)
     moments = IMAGENET
-    real: ClassVar[dict[str, str]] = {"classes": "12"}
+    expected_survey: ClassVar[dict[str, str]] = {"classes": "12"}
     fake_classes = tuple(f"n{1440764 + 104729 * c:08d}" for c in range(12))
     fake_size = (72, 96)
     fake_files: ClassVar = {
@@ -111,10 +111,10 @@ class HyperKvasir(ImageFolder):
 
     name = "hyperkvasir"
     source = "https://datasets.simula.no/hyper-kvasir, hyper-kvasir-labeled-images.zip, 3.9 GB"
-    needed = ("lower-gi-tract", "upper-gi-tract")
-    inside = ("labeled-images", "hyper-kvasir-labeled-images/labeled-images")
+    required_paths = ("lower-gi-tract", "upper-gi-tract")
+    archive_folders = ("labeled-images", "hyper-kvasir-labeled-images/labeled-images")
     known_classes = tuple(sorted(KVASIR_FOLDERS))
-    real: ClassVar[dict[str, str]] = {"images": "10662", "classes": "23"}
+    expected_survey: ClassVar[dict[str, str]] = {"images": "10662", "classes": "23"}
     fake_size = (96, 120)
     fake_files: ClassVar = {
         "train": lambda name, i: f"labeled-images/{KVASIR_FOLDERS[name]}/{name}/{i:08x}.jpg",
@@ -139,9 +139,9 @@ class ODIR(ImageFolder):
 
     name = "odir"
     source = "https://www.kaggle.com/datasets/andrewmvd/ocular-disease-recognition-odir5k, about 2 GB"
-    needed = ("full_df.csv", "preprocessed_images")
+    required_paths = ("full_df.csv", "preprocessed_images")
     known_classes = tuple("NDGCAHMO")
-    real: ClassVar[dict[str, str]] = {"images": "6392", "classes": "8"}
+    expected_survey: ClassVar[dict[str, str]] = {"images": "6392", "classes": "8"}
     fake_size = (128, 128)
     fake_files: ClassVar = {
         "train": lambda name, i: f"preprocessed_images/{i // 2}_{'right' if i % 2 else 'left'}.jpg",

@@ -153,8 +153,8 @@ def test_folders_that_may_be_classes_or_groups_are_refused(tmp_path, folders):
         for i in range(2):
             image(tmp_path / folder / f"{i}.png")
     line = message(lambda: load(tmp_path))
-    assert f"{tmp_path / 'cat'} contains only the folders x, no images, so " in line
-    assert " may be classes or groups such as hospitals. For classes, list them in data_args.class_names" in line
+    assert f"{tmp_path / 'cat'} contains folders (x) but no images, so " in line
+    assert " could be classes or groups (such as hospitals). List classes in data_args.class_names" in line
     upper, lower = ({folder.split("/")[level] for folder in folders} for level in (0, 1))
     assert load(tmp_path, groups=tuple(upper), test_fraction=0.5).class_names == sorted(lower)
     assert load(tmp_path, class_names=tuple(lower), test_fraction=0.5).group_names == sorted(upper)
@@ -164,7 +164,7 @@ def test_folders_that_may_be_classes_or_groups_are_refused(tmp_path, folders):
 def test_hospitals_within_train_are_refused(tmp_path):
     hospitals(tmp_path, "train")
     line = message(lambda: load(tmp_path))
-    assert f"{tmp_path / 'train' / 'coast'} contains only the folders benign, malign, no images, " in line
+    assert f"{tmp_path / 'train' / 'coast'} contains folders (benign, malign) but no images, " in line
 
 
 def test_mistakes_of_all_folders_are_raised_together(tmp_path):
@@ -295,7 +295,7 @@ def test_unsuitable_trees_of_groups(tmp_path):
     tree(tmp_path, north={"train": {"a": 3}}, south={"train": {"a": 3}})
     tree(tmp_path, **{"docs\x1b[31m": {"x": {"a": 1}}})
     line = message(lambda: load(tmp_path))
-    assert f"{tmp_path}: north has train/, but not docs?[31m; use <group>/train/<class>/<image> in every f" in line
+    assert f"{tmp_path}: train/ is missing in docs?[31m, but exists in north; use <group>/train/<class>/<" in line
     assert len(load(tmp_path, groups=("north", "south")).group_names) == 2
     line = message(lambda: load(tmp_path, groups=("north", "nord")))
     assert line == f"data_args.groups: nord is missing in {tmp_path}; use one of north, south"

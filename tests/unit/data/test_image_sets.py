@@ -34,7 +34,7 @@ def test_a_missing_data_set_names_its_source(tmp_path, copy, kind):
         assert text.endswith(f"get it from {kind.source}")
     root = kind().root(copy(kind))
     kind().check(root, download=False)  # the folder that the archive unpacks to is right as well
-    for name in kind.needed:
+    for name in kind.required_paths:
         path = (root / name).rename(tmp_path / "elsewhere")
         assert message(lambda: kind().check(root, download=False)).startswith(f"data set {kind.name}: no {name} in ")
         assert kind().survey(root)[0][1] == "missing"
@@ -58,7 +58,7 @@ def test_samples_and_labels_of_each_set(made, kind, train, test, classes, mean):
     assert [*data.class_names[:2], data.class_names[-1]] == classes
     assert mean in (None, data.mean)
     seen = {what: expected for what, _, expected in kind().survey(made / kind.name)}
-    assert seen["classes"] == kind.real["classes"]
+    assert seen["classes"] == kind.expected_survey["classes"]
     other = load(kind, made / kind.name, image_size=8, seed=1)
     assert np.array_equal(other.test.x, data.test.x) == (kind not in (HyperKvasir, ODIR))  # split off with the seed
 

@@ -121,7 +121,7 @@ def test_unclear_columns_of_a_table_are_asked_for(table, tmp_path):
         (lambda path: path.write_text("x") and path, "is neither folder, archive nor table; use a folder of pictures"),
         (lambda path: path.mkdir() or path, "has no class folders; use <class>/<image>"),
         (lambda path: picture(path / "a" / "0.png", 9) or path, "has only one class (a); use data with at least two"),
-        (lambda path: picture(path / "a" / "b" / "0.png", 9) or path, "contains only the folders b, no images, so a"),
+        (lambda path: picture(path / "a" / "b" / "0.png", 9) or path, "contains folders (b) but no images, so a"),
     ],
 )
 def test_invalid_data_are_one_line(tmp_path, make, says):
