@@ -31,7 +31,7 @@ def readable(where: str) -> Iterator[None]:
 
 
 @contextmanager
-def sound(path: Path, kind: str, use: str) -> Iterator[None]:
+def valid_file(path: Path, kind: str, use: str) -> Iterator[None]:
     """Turn errors in a file of this ``kind`` into LabelSkewError."""
     try:
         yield

@@ -16,7 +16,7 @@ from fl_labelskew_registry import Arrays, LabelSkewError, mistake
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fl_labelskew_plugins.data.files import sound, unpacks
+from fl_labelskew_plugins.data.files import unpacks, valid_file
 from fl_labelskew_plugins.data.torchvision_sets import TorchvisionSet
 from fl_labelskew_plugins.machine.files import open_regular
 from fl_labelskew_plugins.params import Params
@@ -27,7 +27,7 @@ FASHION = "T-shirt/top, Trouser, Pullover, Dress, Coat, Sandal, Shirt, Sneaker, 
 def read_idx(path: Path) -> NDArray[np.uint8]:
     """Read unsigned bytes, plain or ``.gz``. Raise LabelSkewError for an invalid file."""
     with (
-        sound(path, "IDX file", "the published file"),
+        valid_file(path, "IDX file", "the published file"),
         open(path, "rb", opener=open_regular) as file,
         gzip.open(file) if path.suffix == ".gz" else nullcontext(file) as stream,
     ):

@@ -23,9 +23,9 @@ from pydantic import Field
 
 from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.data import fakes, pictures
-from fl_labelskew_plugins.data.files import readable, sound
+from fl_labelskew_plugins.data.files import readable, valid_file
 from fl_labelskew_plugins.data.stats import IMAGENET
-from fl_labelskew_plugins.data.table import SOUND
+from fl_labelskew_plugins.data.table import VALID_FILE
 from fl_labelskew_plugins.machine.files import check_regular, read_text, write_text
 from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.params import Params
@@ -184,7 +184,7 @@ def _rows(root: Path, bad: list[str]) -> tuple[pd.DataFrame, set[str]]:
     import pandas as pd
 
     table = root / SPLIT
-    with sound(table, *SOUND):
+    with valid_file(table, *VALID_FILE):
         check_regular(table)
         frame = pd.read_csv(
             table, dtype=str, encoding="utf-8-sig", index_col=False, usecols=lambda name: name in SPLIT_COLUMNS

@@ -20,7 +20,7 @@ from pydantic import Field
 
 from fl_labelskew_plugins import params, seeds
 from fl_labelskew_plugins.data import fakes
-from fl_labelskew_plugins.data.files import readable, sound
+from fl_labelskew_plugins.data.files import readable, valid_file
 from fl_labelskew_plugins.data.fingerprint import digest
 from fl_labelskew_plugins.machine.files import open_regular
 
@@ -107,7 +107,7 @@ class Leaf(Dataset):
 
     def read_file(self, path: Path) -> dict[str, UserArrays]:
         with (
-            sound(path, "JSON file", "one that LEAF has written"),
+            valid_file(path, "JSON file", "one that LEAF has written"),
             open(path, encoding="utf-8", opener=open_regular) as stream,
         ):
             # converted user by user, to limit memory; the cache of pixel values makes this three times as fast

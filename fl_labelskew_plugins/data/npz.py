@@ -15,7 +15,7 @@ from fl_labelskew_registry import Arrays, Data, Dataset, LabelSkewError, mistake
 from numpy.typing import NDArray
 from pydantic import Field
 
-from fl_labelskew_plugins.data.files import only_file, sound, unpacks
+from fl_labelskew_plugins.data.files import only_file, unpacks, valid_file
 from fl_labelskew_plugins.data.fingerprint import digest
 from fl_labelskew_plugins.data.stats import moments
 from fl_labelskew_plugins.machine.files import open_regular
@@ -26,13 +26,13 @@ from fl_labelskew_plugins.partition.stratified import picked, stratified
 Layout = Literal["auto", "nchw", "nhwc", "flat"]
 MAX_PACKED = 100  # ratio of the arrays' size to the file's
 TEXT = 150  # bytes of memory to convert a text label to a number
-SOUND = (".npz archive of plain arrays", "one written by numpy.savez, without objects")
+VALID_FILE = (".npz archive of plain arrays", "one written by numpy.savez, without objects")
 KNOWN = ["class_names", *(f"{name}{part}" for name in ("x", "y", "groups") for part in ("", "_train", "_test"))]
 
 
 def read_archive(path: Path, names: Collection[str] | None = None) -> dict[str, NDArray[Any]]:
     """Arrays of a file, by name. Raise LabelSkewError for other files, pickles, or too little memory."""
-    with sound(path, *SOUND), open(path, "rb", opener=open_regular) as stream:
+    with valid_file(path, *VALID_FILE), open(path, "rb", opener=open_regular) as stream:
         if stream.read(6) == np.lib.format.MAGIC_PREFIX:  # np.load would ignore its size
             raise mistake(path, "contains a single array", "an .npz archive with x and y")
         stream.seek(0)
@@ -68,7 +68,7 @@ def _check_sizes(path: Path, archive: zipfile.ZipFile, names: Collection[str]) -
 def read_named(path: Path) -> tuple[dict[str, NDArray[Any]], list[str], list[str]]:
     """Arrays with numbers instead of names, and the cleaned names of classes and groups."""
     arrays = read_archive(path, KNOWN)
-    with sound(path, *SOUND):
+    with valid_file(path, *VALID_FILE):
         arrays = {
             name: np.char.decode(x, "utf-8", "replace") if x.dtype.kind == "S" else x for name, x in arrays.items()
         }

@@ -1,4 +1,4 @@
-"""Tables: CSV or Parquet files; see docs/data.md."""
+"""Tables in CSV or Parquet files; see docs/data.md."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fl_labelskew_plugins import seeds
-from fl_labelskew_plugins.data.files import fits, gathered, only_file, refuse, sound, unpacks
+from fl_labelskew_plugins.data.files import fits, gathered, only_file, refuse, unpacks, valid_file
 from fl_labelskew_plugins.data.fingerprint import digest
 from fl_labelskew_plugins.data.stats import moments
 from fl_labelskew_plugins.machine import extras
@@ -34,20 +34,20 @@ if TYPE_CHECKING:
 TEXT, PARQUET = (".csv", ".tsv", ".txt"), (".parquet", ".pq")
 HEAD = 2**16  # characters from which separator and decimal sign are detected
 MAX_COLUMNS = 50_000
-SOUND = ("table", "a UTF-8 file (spreadsheets: CSV UTF-8) whose rows all have as many columns as its first line")
-ROW, CELL = 100, 40  # peak bytes of a row's label and of each other value
-MAX_PACKED = 1000  # ratio of a Parquet file's unpacked to its packed size
+VALID_FILE = ("table", "a UTF-8 file (spreadsheets: CSV UTF-8) whose rows all have as many columns as its first line")
+ROW, CELL = 100, 40  # estimated peak bytes per row with its label, and per other value
+MAX_PACKED = 1000  # maximum ratio of unpacked to packed bytes
 MAX_CATEGORIES = 1000
 NOTE = "encoding.json"
 FAKE_CLASSES, FAKE_GROUPS, FAKE_FEATURES = ("benign", "malign", "unsure"), ("coast", "north", "south"), 8
 
 
 def header(path: Path) -> list[str]:
-    """Column names of a file. Raise LabelSkewError for too many, empty or repeated names."""
-    with sound(path, *SOUND):
+    """Read the column names. Raise LabelSkewError for too many, empty or repeated names."""
+    with valid_file(path, *VALID_FILE):
         check_regular(path)
         if path.suffix.lower() in PARQUET:
-            # without an index that pandas wrote
+            # without the index of pandas
             names = [name for name in _parquet(path).schema_arrow.names if not name.startswith("__index_level_")]
         else:
             with open(path, encoding="utf-8-sig", newline="", opener=open_regular) as stream:
@@ -68,13 +68,13 @@ def header(path: Path) -> list[str]:
 
 
 def repeated(names: Sequence[str]) -> list[str]:
-    """Names that occur several times."""
+    """List the names that occur several times."""
     return [name for name, times in Counter(names).items() if times > 1]
 
 
 def rows(path: Path, columns: Sequence[str]) -> pd.DataFrame:
-    """Read ``columns`` of a file."""
-    with sound(path, *SOUND):
+    """Read ``columns``."""
+    with valid_file(path, *VALID_FILE):
         fits(path.stat().st_size, f"data set table: {path}", "its rows", "a smaller table")
         if path.suffix.lower() in PARQUET:
             # ignore pandas' metadata: it may declare a column as the index
@@ -84,7 +84,7 @@ def rows(path: Path, columns: Sequence[str]) -> pd.DataFrame:
 
             separator, decimal = _signs(path)
             with warnings.catch_warnings():
-                # or pandas would truncate rows that are too long
+                # otherwise pandas would truncate rows that are too long
                 warnings.simplefilter("error", pd.errors.ParserWarning)
                 frame = pd.read_csv(
                     path,
@@ -101,7 +101,7 @@ def rows(path: Path, columns: Sequence[str]) -> pd.DataFrame:
 
 
 def _signs(path: Path) -> tuple[str, str]:
-    """Separator and decimal sign of a text file."""
+    """Detect a text file's separator and decimal sign."""
     with open(path, encoding="utf-8-sig", newline="", opener=open_regular) as stream:
         head = stream.read(HEAD)
     separator = max(",;\t|", key=head.partition("\n")[0].count)
@@ -120,7 +120,7 @@ def _checked(path: Path, columns: Sequence[str]) -> Any:
     metadata, schema = file.metadata, file.schema_arrow
     for name in columns:
         if (kind := schema.field(name).type).num_fields:
-            use = "data_args.features without it, or a number computed from it"
+            use = "data_args.features without this column, or a number computed from it"
             raise mistake(path, f"column {clean(name, 40)}: contains nested values of type {clean(kind, 40)}", use)
     stored = [metadata.schema.column(i) for i in range(metadata.num_columns)]
     # a value of fixed length may be stored once for many rows
@@ -132,7 +132,7 @@ def _checked(path: Path, columns: Sequence[str]) -> Any:
 
 
 def texts(column: pd.Series[Any]) -> NDArray[np.object_]:
-    """Values as texts ``(N,)``, integers without a decimal point; None for missing ones."""
+    """Convert values to texts ``(N,)``, integers without a decimal point; None if missing."""
 
     def text(value: Any) -> str:
         whole = isinstance(value, float) and value.is_integer()
@@ -151,8 +151,8 @@ def ordered(names: NDArray[np.object_]) -> list[str]:
     return sorted(different, key=int) if whole else sorted(different)
 
 
-def measured(column: pd.Series[Any], where: str) -> NDArray[np.float64] | None:
-    """Numbers ``(N,)``, NaN for missing ones; None for text. Raise LabelSkewError for other types."""
+def parse_numbers(column: pd.Series[Any], where: str) -> NDArray[np.float64] | None:
+    """Return numbers ``(N,)``, with NaN for missing ones; None for text. Raise LabelSkewError for other types."""
     import pandas as pd
 
     kinds = pd.api.types
@@ -160,7 +160,7 @@ def measured(column: pd.Series[Any], where: str) -> NDArray[np.float64] | None:
         return np.asarray(column.to_numpy(dtype=np.float64, na_value=np.nan))
     odd = [value for value in column.dropna().tolist() if not isinstance(value, str | numbers.Real | Decimal)]
     if odd:
-        use = "data_args.features without it, or a number computed from it"
+        use = "data_args.features without this column, or a number computed from it"
         raise mistake(where, f"contains {clean(odd[0], 40)}, of type {type(odd[0]).__name__}", use)
     values = pd.to_numeric(column.astype(object), errors="coerce")
     if (column.notna() & values.isna()).any():
@@ -169,7 +169,7 @@ def measured(column: pd.Series[Any], where: str) -> NDArray[np.float64] | None:
 
 
 class Feature(Params):
-    """A feature column of the training file; ``categories``: empty for numbers."""
+    """A feature column of the training file; ``categories`` is empty for numbers."""
 
     name: str
     categories: list[str] = Field([])
@@ -183,9 +183,9 @@ class Feature(Params):
         """Features ``(N, 1)`` or ``(N, categories)``, NaN if missing. Raise LabelSkewError for invalid numbers."""
         where = f"{where}: column {clean(self.name, 40)}"
         if not self.categories:
-            values = measured(column, where)
+            values = parse_numbers(column, where)
             if values is None:
-                raise mistake(where, f"contains {no_numbers(column)}, but only numbers in training", "numbers")
+                raise mistake(where, f"contains text ({non_numeric(column)}), but was numeric in training", "numbers")
             if len(bad := np.flatnonzero(np.abs(values) > np.finfo(np.float32).max)):
                 raise mistake(where, f"row {bad[0] + 1} is not finite in float32", "finite numbers")
             return values[:, None]
@@ -201,7 +201,7 @@ class Feature(Params):
 
 
 class Encoding(Params):
-    """Encoding of rows as samples; ``means``: ``(F,)`` of training, for missing values; empty: unknown."""
+    """Encoding of rows as samples. ``means`` ``(F,)`` of training replace missing values; empty if unknown."""
 
     label: str
     group: str | None
@@ -220,8 +220,8 @@ class Encoding(Params):
         return np.hstack([f.encoded(frame[f.name], where) for f in self.features]).astype(np.float32)
 
 
-def no_numbers(column: pd.Series[Any]) -> str:
-    """Some values that are not numbers."""
+def non_numeric(column: pd.Series[Any]) -> str:
+    """List some values that are not numbers."""
     import pandas as pd
 
     values = column[column.notna() & pd.to_numeric(column.astype(object), errors="coerce").isna()]
@@ -229,15 +229,15 @@ def no_numbers(column: pd.Series[Any]) -> str:
 
 
 def _numbered(names: NDArray[np.object_], order: Sequence[str]) -> NDArray[np.int64]:
-    """Indices ``(N,)`` in ``order``."""
+    """Return the names' indices ``(N,)`` in ``order``."""
     number = {name: i for i, name in enumerate(order)}
     return np.array([number[name] for name in names], np.int64)
 
 
 def _means(train: NDArray[np.float32], names: Sequence[str], path: Path) -> list[float]:
-    """Means ``(F,)`` of samples ``(N, F)`` without NaN."""
+    """Return each feature's mean ``(F,)``, ignoring NaN."""
     if len(empty := np.flatnonzero(np.isnan(train).all(axis=0))):
-        use = "data_args.features without it"
+        use = "data_args.features without this column"
         raise mistake(f"{path}: column {names[empty[0]]}", "has no value in the training part", use)
     means: list[float] = np.nanmean(train, axis=0, dtype=np.float64).tolist()
     return means
@@ -248,7 +248,7 @@ def _fill(x: NDArray[np.float32], encoding: Encoding, path: Path | str) -> None:
     missing = np.isnan(x)
     if missing.any():
         if not encoding.means:
-            raise mistake(path, "has missing values, and the model's file has no training means", "complete rows")
+            raise mistake(path, "has missing values, but the model file has no training means", "complete rows")
         x[missing] = np.broadcast_to(encoding.means, x.shape)[missing]
 
 
@@ -273,8 +273,8 @@ class Table(Dataset):
         group: str | None = Field(None, description="Column of the groups, such as hospitals; default: no groups.")
         categorical: Literal["refuse", "one_hot"] | dict[str, Annotated[list[str], Field(min_length=1)]] = Field(
             "refuse",
-            description="Treatment of text features: refuse, or one_hot, a feature for each category in training. A "
-            "mapping of columns to lists declares the categories, as silos must.",
+            description="Treatment of text features: refuse; one_hot: a feature per category in training; or a mapping "
+            "from column to its list of categories, required across silos.",
         )
         missing: Literal["refuse", "drop", "mean"] = Field(
             "refuse",
@@ -282,7 +282,7 @@ class Table(Dataset):
             "in training.",
         )
         test_fraction: float = Field(
-            0.2, gt=0, lt=1, description="Share of each class, of each group, in test if test_file is not set."
+            0.2, gt=0, lt=1, description="Fraction of each class and group to split off if test_file is not set."
         )
 
     def paths(self, data_dir: Path | None) -> list[Path]:
@@ -308,7 +308,7 @@ class Table(Dataset):
         return self.params.test_file is None
 
     def _only_test_file(self, data_dir: Path | None) -> Path | None:
-        """The test file if the training file is missing."""
+        """Return the test file if the training file is missing."""
         if self.params.test_file is not None:
             try:
                 self.paths(data_dir)
@@ -386,7 +386,7 @@ class Table(Dataset):
         return Data(train, test, names, mean, std, notes, fingerprint, groups)
 
     def declared(self) -> Encoding | None:
-        """The encoding without means, if parameters determine it."""
+        """Return the encoding, without means, if parameters determine it."""
         options = self.params
         if options.features is None or options.categorical == "one_hot":
             return None
@@ -395,7 +395,7 @@ class Table(Dataset):
         return Encoding(label=options.label, group=options.group, missing=options.missing, features=features)
 
     def samples(self, table: Path | pd.DataFrame, where: str) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Row numbers ``(N,)``, from 0, and samples ``(N, F)``, for a trained model's ``encoding``."""
+        """Return row numbers ``(N,)``, from 0, and samples ``(N, F)`` in a trained model's ``encoding``."""
         assert self.encoding is not None
         names = [feature.name for feature in self.encoding.features]
         available = header(table) if isinstance(table, Path) else list(table.columns)
@@ -422,7 +422,7 @@ class Table(Dataset):
             if not len(frame):
                 raise mistake(path, "has no rows", "a file with one row per sample")
             problem = f"has no complete row; most values of column {clean(lacking.sum().idxmax(), 40)} are missing"
-            raise mistake(path, problem, "data_args.missing: mean, or data_args.features without it")
+            raise mistake(path, problem, "data_args.missing: mean, or data_args.features without this column")
         if options.missing == "drop":
             warn(f"{path}: dropped {counted(int(without.sum()), 'row')} of {len(frame)} with missing values")
             return frame[~without]
@@ -444,26 +444,28 @@ class Table(Dataset):
         return Encoding(label=options.label, group=options.group, missing=options.missing, features=features)
 
     def _categories(self, column: pd.Series[Any], where: str) -> list[str]:
-        """Categories of a feature. Raise LabelSkewError for text that ``categorical`` forbids."""
+        """Return a feature's categories. Raise LabelSkewError for text that ``categorical`` forbids."""
         categorical = self.params.categorical
         categories: Sequence[str] = ()
         if isinstance(categorical, dict) and column.name in categorical:
             categories = categorical[str(column.name)]
             if unknown := [text for text in ordered(texts(column)) if text not in categories]:
-                raise mistake(where, f"{few(unknown)}: not in data_args.categorical", f"one of {few(categories)}")
-        elif measured(column, where) is None:
+                raise mistake(
+                    where, f"contains {few(unknown)}, which data_args.categorical omits", f"one of {few(categories)}"
+                )
+        elif parse_numbers(column, where) is None:
             if categorical != "one_hot":
-                use = "data_args.categorical: one_hot, or data_args.features without it"
-                raise mistake(where, f"contains text ({no_numbers(column)}); expected numbers", use)
+                use = "data_args.categorical: one_hot, or data_args.features without this column"
+                raise mistake(where, f"contains text ({non_numeric(column)}); expected numbers", use)
             categories = ordered(texts(column))
         if len(categories) > MAX_CATEGORIES:
-            raise mistake(where, f"has {len(categories)} categories", "data_args.features without it")
+            raise mistake(where, f"has {len(categories)} categories", "data_args.features without this column")
         return list(categories)
 
     def _classes(
         self, frames: Sequence[pd.DataFrame], paths: Sequence[Path]
     ) -> tuple[list[str], list[NDArray[np.int64]]]:
-        """All classes, and labels ``(N,)`` of each file."""
+        """Return all classes, and the labels ``(N,)`` of each file."""
         label, given, labels = self.params.label, self.params.class_names, []
         names = list(given or ordered(texts(frames[0][label])))
         if given is None and not 1 < len(names) <= MAX_CATEGORIES:
@@ -472,14 +474,14 @@ class Table(Dataset):
             raise mistake(f"{paths[0]}: column {clean(label, 40)}", held, use)
         for frame, path in zip(frames, paths, strict=True):
             where = f"{path}: column {clean(label, 40)}"
-            values = measured(frame[label], where)
+            values = parse_numbers(frame[label], where)
             if values is not None and len(parts := values[values % 1 != 0]):
                 raise mistake(where, f"contains {parts[0]:g}, which is not a class", "names or integers")
             of_rows = texts(frame[label])
             if unknown := [name for name in ordered(of_rows) if name not in names]:
-                use = "it in data_args.class_names" if given else "only classes of the training part"
-                use = use if self.encoding is None else "rows of the model's classes"
-                raise mistake(where, f"{few(unknown)}: not among the classes {few(names)}", use)
+                use = "data_args.class_names with all classes" if given else "only classes of the training part"
+                use = use if self.encoding is None else "only rows of the model's classes"
+                raise mistake(where, f"contains {few(unknown)}; the classes are {few(names)}", use)
             labels.append(_numbered(of_rows, names))
         return names, labels
 

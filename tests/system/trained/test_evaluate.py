@@ -184,7 +184,7 @@ def test_predict_table_missing_columns(patients, tmp_path):
     assert line.startswith(f"data_args.features: {new} has no column age")
     frame.assign(kind="d").to_csv(new, index=False)
     (line,) = errors("evaluate", run.folder, new)
-    assert line.endswith("column kind: d: not among the classes a, b, c; use rows of the model's classes")
+    assert line.endswith("column kind: contains d; the classes are a, b, c; use only rows of the model's classes")
     (line,) = errors("evaluate", run.folder, new, "--set", "data_args.categorical=refuse")
     assert line.startswith("--set data_args.categorical: is fixed by the model's training")
 

@@ -137,11 +137,11 @@ def test_one_hot(tmp_path, capsys):
     assert both.train.x.shape[1] == 3
     assert set(np.flatnonzero(both.train.x.sum(0))) == {0, 1}
     line = message(lambda: load(tmp_path, file="b.csv", categorical={"sex": ["m", "f"]}))
-    assert line.endswith("column sex: x?: not in data_args.categorical; use one of m, f")
+    assert line.endswith("column sex: contains x?, which data_args.categorical omits; use one of m, f")
     write(tmp_path / "c.csv", hospital=None, sex=["m", "f"] * 20, place=["x", "y"] * 20)
     found = mistakes(lambda: load(tmp_path, file="c.csv", categorical={"sex": ["m", "d"]}))  # of all columns together
     found = [line.partition(": column ")[2].partition(";")[0] for line in found]
-    assert found == ["sex: f: not in data_args.categorical", "place: contains text (x, y)"]
+    assert found == ["sex: contains f, which data_args.categorical omits", "place: contains text (x, y)"]
     options = {"categorical": {"sex": ["m", "f"], "place": ["x"]}, "class_names": ("benign",)}
     found = mistakes(lambda: load(tmp_path, file="c.csv", **options))  # and of the classes
     assert [line.partition(": column ")[2].partition(": ")[0] for line in found] == ["place", "label"]
@@ -201,7 +201,7 @@ def test_a_missing_class_is_not_replaced_by_a_mean(tmp_path):
         ({"label": ["benign"] * 40}, {}, "column label: has only the class benign; use data_args.class_names with all"),
         ({"label": np.arange(40) / 2}, {}, "column label: contains 0.5, which is not a class; use names or integers"),
         ({"label": list(range(1001)), "rows": 1001}, {}, "has 1001 different values; use a column of classes"),
-        ({}, {"class_names": ("benign",)}, "malign: not among the classes benign; use it in data_args.class_names"),
+        ({}, {"class_names": ("benign",)}, "contains malign; the classes are benign; use data_args.class_names with all"),
         ({"id": [f"p{i}" for i in range(1001)], "rows": 1001}, {"categorical": "one_hot"}, "has 1001 categories; use"),
         ({"label": [f"c{i}" for i in range(40)]}, {}, "leaves no test sample; use more samples of a class"),
         ({"rows": 0}, {}, "has no rows; use a file with one row per sample"),

@@ -301,7 +301,7 @@ def test_a_secure_federation_trains_once_silos_have_data(here, forker):
     text = place.read_text()
     place.write_text(text.replace("f,", "x,").replace("m,", "y,"))
     assert errors("silo", "data", folder / "silo-3.yaml", place) == [
-        f"{place}: column sex: x, y: not in data_args.categorical; use one of f, m"
+        f"{place}: column sex: contains x, y, which data_args.categorical omits; use one of f, m"
     ]
     place.write_text(text)
     trained(folder, forker)
