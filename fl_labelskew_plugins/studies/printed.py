@@ -73,7 +73,7 @@ def texts(frame: DataFrame, columns: Sequence[str] = (), *, split: bool = False)
     text = pd.DataFrame({name: _formatted(column, FORMS[name]) for name, column in cells.items()}, dtype=object)
     if split:
         return text
-    names = pd.DataFrame({"method": frame["label"], "data": frame["data"], "partition": frame["place"]})
+    names = pd.DataFrame({"method": frame["label"], "data": frame["data"], "partition": frame["partition setting"]})
     if not _all_global(frame):
         names["test"] = frame["test"]
     for name in [name for name in text if f"{name}_std" in text]:
@@ -85,9 +85,9 @@ def texts(frame: DataFrame, columns: Sequence[str] = (), *, split: bool = False)
         both = (cells["seeds"] + cells["unfinished"]).astype(str)
         text["seeds"] = text["seeds"].where(cells["unfinished"] == 0, text["seeds"] + " of " + both)
     if "rounds to baseline" in text:
-        rounds, within = text["rounds to baseline"], _formatted(frame["not within"], ".0f")
+        rounds, unreached = text["rounds to baseline"], _formatted(frame["rounds without reaching"], ".0f")
         reached = rounds + " (" + text["speedup"] + "x)"
-        text["rounds to baseline"] = reached.where(rounds != "", ("> " + within).where(within != "", ""))
+        text["rounds to baseline"] = reached.where(rounds != "", ("> " + unreached).where(unreached != "", ""))
     if "difference" in text:
         low, high = cells["difference_low"], cells["difference_high"]
         around = " [" + text["difference_low"] + ", " + text["difference_high"] + "]"

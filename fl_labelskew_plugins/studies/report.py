@@ -1,4 +1,4 @@
-"""Tables over run folders; docs/sweeps.md describes rows and columns."""
+"""Tables that compare runs; docs/sweeps.md describes rows and columns."""
 
 import functools
 import itertools
@@ -29,24 +29,28 @@ NAMES = {
     "data": ("data_args.dataset", "?"),
     "partition": ("partition_args.partition_method", "?"),
 }
-"""Column to its key in a recipe, and its default."""
-FALL = 3.0  # per cent points from best to last tests, if the accuracy falls or oscillates
+"""Column to its recipe key and default."""
+FALL = 3.0  # percentage points: the last tests of a falling accuracy are this far below the best
 DIFFERENCE = ["difference", "difference_low", "difference_high", "pairs"]
-CHOSEN = (("label", "method", "optimizer"), ("setting", "place", "partition"), ("data",))  # columns, by kind of name
+CHOSEN = (
+    ("label", "method", "optimizer"),
+    ("setting", "partition setting", "partition"),
+    ("data",),
+)  # columns for --only, per kind of name
 PRINTED = {"accuracy": "accuracy", "best_accuracy": "best", "personalised_accuracy": "personalised"}
 
 
 def rows(groups: Sequence[Sequence[FinishedRun]], last: int, baseline: str = "fedavg") -> DataFrame:
-    """Make a row per group: the columns of :data:`.printed.FORMS`, NaN for missing values, and further ones.
+    """Make a row per group, with the columns of :data:`.printed.FORMS` and the following ones. NaN: missing.
 
     - falls: whether a run's best is more than :data:`FALL` above its accuracy.
-    - not within: the last round, if the mean over seeds never reaches the baseline's best.
-    - place: the setting without the name of the data.
-    - runs, whole: one run per seed, only complete ones if any is complete; whether they are complete.
-    - keys, curve, recall: ``section.key`` to value as JSON; accuracies, 0 to 1; of each class, in per cent.
+    - rounds without reaching: the last round, if the mean over seeds never reaches the baseline's best.
+    - partition setting: the setting without the name of the data.
+    - runs: one per seed; incomplete ones only if none is complete. whole: whether these are complete.
+    - keys: ``section.key`` to value as JSON. curve: accuracies, 0 to 1. recall: per class, in per cent.
 
-    ``baseline``: a method under federated_optimizer FedAvg, or a label. Raise LabelSkewError if no row matches; only
-    FedAvg may be missing.
+    ``baseline``: a label, or a method with federated_optimizer FedAvg. Raise LabelSkewError if no row matches, except
+    for fedavg.
     """
     firsts = [group[0] for group in groups]
     recipes = [flat(run.recipe) | place for run, place in zip(firsts, _data(firsts), strict=True)]
@@ -70,8 +74,8 @@ def rows(groups: Sequence[Sequence[FinishedRun]], last: int, baseline: str = "fe
         }
     )
     frame["seeds"] = [len(runs) for runs in counted] * frame["whole"]
-    _name_what_differs(frame)
-    _name_as_swept(frame)
+    _add_names(frame)
+    _use_sweep_names(frame)
     # rows are compared only with rows of the same measure
     frame["setting"] += (", " + frame["test"]).where(frame["test"] != NAMED[GLOBAL].name, "")
     if baseline not in (*frame["label"], *frame["method"], FEDAVG):
@@ -109,7 +113,7 @@ def _measure(frame: DataFrame, last: int) -> None:
 
 
 def _data(runs: Sequence[FinishedRun]) -> list[dict[str, str]]:
-    """For each run, a key that identifies its data if runs with equal settings used different data.
+    """Return for each run a key that identifies its data, if runs with equal settings used different data.
 
     The key is the data's folder or, if a folder had different data, the start of their fingerprint.
     """
@@ -165,18 +169,18 @@ def _curve(runs: Iterable[FinishedRun]) -> Curve:
     return curve
 
 
-def _name_what_differs(frame: DataFrame) -> None:
-    """Add ``differs in``, ``setting``, ``place`` and ``label``; see :func:`rows`."""
+def _add_names(frame: DataFrame) -> None:
+    """Add ``differs in``, ``setting``, ``partition setting`` and ``label``."""
     keys = pd.DataFrame(list(frame["keys"]), columns=all_keys(frame)).fillna("null")
 
     def apart(*names: str) -> DataFrame:
-        """For each row and key, whether rows of the same ``names`` have several values."""
+        """Whether rows with equal columns ``names`` differ in a key, by row and key."""
         return keys.groupby(frame.groupby(list(names)).ngroup()).transform("nunique") > 1
 
     in_row, in_setting = apart(*NAMES), apart("data", "partition")
     in_method = in_row.groupby(frame.groupby(["method", "optimizer"]).ngroup()).transform("any")
     several = frame["data"].nunique() > 1
-    names: dict[str, list[str]] = {"differs in": [], "setting": [], "place": [], "label": []}
+    names: dict[str, list[str]] = {"differs in": [], "setting": [], "partition setting": [], "label": []}
     for n, row in enumerate(frame.to_dict("records")):
         setting_keys = [key for key in row["keys"] if key.startswith(SETTING_KEYS)]
         differs = [key for key in row["keys"] if (in_row if key in setting_keys else in_method).at[n, key]]
@@ -185,14 +189,14 @@ def _name_what_differs(frame: DataFrame) -> None:
         label = [row["method"], *optimizer, *(_setting(row, key) for key in differs if key not in setting_keys)]
         names["differs in"].append(", ".join(_setting(row, key) for key in differs))
         names["setting"].append(f"{row['data']}, {place}" if several else place)
-        names["place"].append(place)
+        names["partition setting"].append(place)
         names["label"].append(", ".join(label))
     for name, words in names.items():
         frame[name] = words
 
 
-def _name_as_swept(frame: DataFrame) -> None:
-    """Use a sweep's names if all rows have some that distinguish the same rows."""
+def _use_sweep_names(frame: DataFrame) -> None:
+    """Use the sweep's names if all rows have them, and they distinguish the same rows."""
 
     def names_of(kind: str) -> Any:
         names = [{run.names.get(kind) for run in runs} for runs in frame["runs"]]
@@ -202,14 +206,14 @@ def _name_as_swept(frame: DataFrame) -> None:
     pairs = pd.DataFrame({"by keys": frame["setting"], "by sweep": settings}).drop_duplicates()
     reserved = "method" in set(settings)  # the name of a pivot's first column
     if settings.notna().all() and not reserved and not any(pairs[column].duplicated().any() for column in pairs):
-        frame["setting"] = frame["place"] = settings
+        frame["setting"] = frame["partition setting"] = settings
     one_method = frame.groupby(labels)[["method", "optimizer"]].nunique().le(1).all(axis=None)
     if labels.notna().all() and one_method and not frame.assign(label=labels).duplicated(["setting", "label"]).any():
         frame["label"] = labels
 
 
 def all_keys(frame: DataFrame) -> list[str]:
-    """Each ``section.key`` that any row sets."""
+    """List each ``section.key`` that any row sets."""
     return list(dict.fromkeys(key for keys in frame["keys"] for key in keys))
 
 
@@ -224,15 +228,15 @@ def _rank(frame: DataFrame) -> None:
 
 
 def _compare(frame: DataFrame, baseline: str, last: int) -> None:
-    """Add rounds to the baseline's best (FedMR's table 4, FedShift's table 2), and the difference from its accuracy.
+    """Add columns: rounds to the baseline's best (FedMR's table 4, FedShift's table 2), difference from its accuracy.
 
     The papers have no rule for seeds. Here, the mean over seeds must reach the baseline's highest mean.
     """
-    frame[["rounds to baseline", "speedup", "not within", *DIFFERENCE]] = math.nan
+    frame[["rounds to baseline", "speedup", "rounds without reaching", *DIFFERENCE]] = math.nan
     means = [
         {r: statistics.fmean(values) for r, values in sorted(curve.items()) if len(values) == len(runs)}
         for curve, runs in zip(frame["curve"], frame["runs"], strict=True)
-    ]  # only rounds that all seeds have tested
+    ]  # only rounds that all seeds tested
     keys = [{k: v for k, v in keys.items() if not k.startswith("method_args.")} for keys in frame["keys"]]
     by_label = frame["label"] == baseline
     by_method = (frame["method"] == baseline) & (frame["optimizer"] == PLAIN_OPTIMIZER)
@@ -249,7 +253,7 @@ def _compare(frame: DataFrame, baseline: str, last: int) -> None:
         target = max(means[base].values())
         first, theirs = (next((r for r, value in means[n].items() if value >= target), None) for n in (row, base))
         if first is None:
-            frame.loc[row, "not within"] = max(means[row], default=0)
+            frame.loc[row, "rounds without reaching"] = max(means[row], default=0)
         else:
             frame.loc[row, ["rounds to baseline", "speedup"]] = first, theirs / first
 
@@ -284,9 +288,9 @@ def interval(differences: Sequence[float]) -> tuple[float, float]:
 
 
 def only(frame: DataFrame, names: Sequence[str]) -> DataFrame:
-    """Select rows by names of methods, settings and data, and rank them again; raise LabelSkewError without a match.
+    """Select rows by names of methods, settings and data, and rank them again.
 
-    A kind without a name is not restricted.
+    If no name is of a kind, such as data, it restricts nothing. Raise LabelSkewError if a name matches nothing.
     """
     selected = frame["whole"] | True
     unmatched = set(names)
@@ -309,13 +313,13 @@ def only(frame: DataFrame, names: Sequence[str]) -> DataFrame:
 
 
 def names_in(frame: DataFrame, *columns: str) -> list[str]:
-    """List the distinct names in some columns, quoted if they contain a comma."""
+    """List the distinct names in ``columns``, quoted if they contain a comma."""
     names = dict.fromkeys(name for column in columns for name in frame[column])
     return [f"'{name}'" if "," in name else name for name in names]
 
 
 def notes(frame: DataFrame, runs: Iterable[FinishedRun], last: int = 5) -> list[str]:
-    """List notes on runs, numbers of papers, and different measures."""
+    """List notes on runs, published results and different measures."""
     counted = [run for runs in frame["runs"] for run in runs]
     lines = [note for run in runs if (note := _note(run, counted))]
     for run in counted:
@@ -345,7 +349,7 @@ def _note(run: FinishedRun, counted: Sequence[FinishedRun]) -> str:
 
 
 def curves(frame: DataFrame) -> dict[str, dict[str, Curve]]:
-    """Map setting and label to accuracies."""
+    """Map setting and label to accuracies by round."""
     settings: dict[str, dict[str, Curve]] = {}
     for setting, label, curve in zip(frame["setting"], frame["label"], frame["curve"], strict=True):
         for round_, values in curve.items():
@@ -356,16 +360,16 @@ def curves(frame: DataFrame) -> dict[str, dict[str, Curve]]:
 def plot(frame: DataFrame, path: Path, width: float | None = None) -> None:
     """Draw the rows' accuracies with :func:`.plots.compare`."""
     of_clients = frame["test"].nunique() == 1 and frame["test"][0] != NAMED[GLOBAL].name
-    tested = frame["test"][0] if of_clients else ""  # if there are several, the settings' names contain it
+    tested = frame["test"][0] if of_clients else ""  # with several tests, each setting's name contains its test
     plots.compare(curves(frame), path, methods=methods(frame), width=width, tested=tested)
 
 
 def tested_on(frame: DataFrame) -> str:
-    """Describe the samples of the rows' accuracies."""
+    """Describe the samples on which accuracies were measured."""
     return " or on ".join(one.samples for one in MEASURES if (frame["test"] == one.name).any())
 
 
 def methods(frame: DataFrame) -> dict[str, str]:
-    """Map row label to method, or to optimiser for FedAvg with another one; see :func:`.plots.looks`."""
+    """Map label to method, or to optimiser for fedavg with another optimiser; see :func:`.plots.looks`."""
     of_optimizer = (frame["method"] == "fedavg") & (frame["optimizer"] != PLAIN_OPTIMIZER)
     return dict(zip(frame["label"], frame["method"].mask(of_optimizer, frame["optimizer"]), strict=True))

@@ -201,7 +201,7 @@ def test_a_missing_class_is_not_replaced_by_a_mean(tmp_path):
         ({"label": ["benign"] * 40}, {}, "column label: has only the class benign; use data_args.class_names with all"),
         ({"label": np.arange(40) / 2}, {}, "column label: contains 0.5, which is not a class; use names or integers"),
         ({"label": list(range(1001)), "rows": 1001}, {}, "has 1001 different values; use a column of classes"),
-        ({}, {"class_names": ("benign",)}, "contains malign; the classes are benign; use data_args.class_names with all"),
+        ({}, {"class_names": ("benign",)}, "contains malign; the classes are benign; use data_args.class_names"),
         ({"id": [f"p{i}" for i in range(1001)], "rows": 1001}, {"categorical": "one_hot"}, "has 1001 categories; use"),
         ({"label": [f"c{i}" for i in range(40)]}, {}, "leaves no test sample; use more samples of a class"),
         ({"rows": 0}, {}, "has no rows; use a file with one row per sample"),

@@ -232,7 +232,7 @@ def test_rounds_until_the_baselines_best_as_in_fedmr_table_4(tmp_path):
         folder(tmp_path / "other", resolved(0, "fedrs", partition="pcdd"), [0.9]),
     ]
     found = rows_of(*runs)
-    assert numbers(found, "rounds to baseline", "speedup", "not within") == [
+    assert numbers(found, "rounds to baseline", "speedup", "rounds without reaching") == [
         [4, 1.0, None], [2, 2.0, None], [None, None, 5], [1, 4.0, None], [None, None, None],
     ]  # fmt: skip
     # Means of the last two: 50, 15, 50, 70; the other partition is a separate setting.
@@ -401,7 +401,7 @@ def swept(path, names, recipes):
 
 def named(tmp_path):
     found = report.rows(grouped(read_all([tmp_path])[0]), 2)
-    return found[["label", "setting", "place"]].to_numpy().tolist()
+    return found[["label", "setting", "partition setting"]].to_numpy().tolist()
 
 
 def test_rows_and_settings_have_names_and_order_of_their_sweep(tmp_path):
