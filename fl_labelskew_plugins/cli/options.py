@@ -55,7 +55,7 @@ def data_args(overrides: tuple[str, ...]) -> tuple[dict[str, Any], list[str]]:
         try:
             raw[key], _ = yaml.read(text)
         except yaml.YamlError as error:
-            wrong.append(f"{key}: invalid YAML value {mistakes.show(text)}: {error}")
+            wrong.append(f"{key}: invalid YAML value {mistakes.quoted(text)}: {error}")
     return raw, wrong
 
 

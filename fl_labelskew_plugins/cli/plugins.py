@@ -108,7 +108,7 @@ def parameters(model: Any) -> list[list[str]]:
     return [
         [
             key,
-            mistakes.show(part["default"]).strip("'") if "default" in part else "required",
+            mistakes.quoted(part["default"]).strip("'") if "default" in part else "required",
             mistakes.allowed(part, schema.get("$defs", {})),
             part.get("description", ""),
         ]

@@ -178,7 +178,7 @@ def _settings(
     instead = None if named else from_objects(method=method)["method_args"]  # type: ignore[arg-type]
     given = {**parameters, **({"method": method} if named else {})}
     plugin = plugins.chosen("method_args", MethodArgs, given, mistakes, instead=instead)[1]
-    mistakes.end()
+    mistakes.raise_if_any()
     assert train is not None
     assert device is not None
     plugin.stages(train.epochs)

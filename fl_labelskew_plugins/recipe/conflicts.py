@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from fl_labelskew_plugins.recipe import addresses
-from fl_labelskew_plugins.recipe.mistakes import show
+from fl_labelskew_plugins.recipe.mistakes import quoted
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.recipe.sections import (
     IN_TRAINING,
@@ -97,7 +97,7 @@ def data_conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
         problem = f"with {SECURE} silos do not send the sums for a common mean and std"
         numbers = "numbers for each channel or feature, or one for all, such as mean: [0.5] and std: [0.25]"
         use = f"write mean: imagenet (pictures in colour), or {numbers}" if dataset.picture_keys else f"write {numbers}"
-        yield "data_args.mean", f"{'missing' if mean is None else show(mean)}: {problem}; {use}"
+        yield "data_args.mean", f"{'missing' if mean is None else quoted(mean)}: {problem}; {use}"
     if not recipe.common.across_silos or recipe.validation.server_test_data:
         return
     reason = "missing; with validation_args.server_test_data: false the server has no sample to read it from; set"

@@ -1,4 +1,4 @@
-"""Error messages about recipes: place, value, allowed values, nearest known name."""
+"""Error messages about recipes: key, value, allowed values, nearest known name."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from fl_labelskew_registry import MistakesError
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from fl_labelskew_plugins.machine.text import clean
+from fl_labelskew_plugins.machine.text import clean, counted
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 Schema = Mapping[str, Any]
@@ -33,7 +33,7 @@ PROBLEMS: dict[str, str] = {
     **dict.fromkeys(("too_short", "too_long", "string_too_short", "string_too_long"), "{value} has the wrong length"),
     **dict.fromkeys(("literal_error", "enum"), "{value} is unknown"),
 }
-"""pydantic's type of error to our text."""
+"""pydantic's error types to our messages."""
 
 _BOUNDS = (
     ("minimum", "of at least {}"),
@@ -52,8 +52,8 @@ _KINDS = {
 }
 
 
-def show(value: object) -> str:
-    """A value in YAML's form, shortened, on one line."""
+def quoted(value: object) -> str:
+    """Format a value as YAML on one line, shortened."""
     if isinstance(value, float):
         text = repr(value) if math.isfinite(value) else f".{value}".replace(".-", "-.")
     elif isinstance(value, str):
@@ -63,29 +63,29 @@ def show(value: object) -> str:
     return clean(text, 60)
 
 
-def shown(path: object) -> str:
-    """A path of any valid length, for messages."""
+def clean_path(path: object) -> str:
+    """Format a path of any valid length."""
     return clean(path, 4096)
 
 
-def closest(name: object, known: Iterable[str], most: int = 1) -> list[str]:
-    """Known names that resemble ``name``."""
+def closest(name: object, known: Iterable[str], limit: int = 1) -> list[str]:
+    """List known names that resemble ``name``."""
     by_lower = {known_name.lower(): known_name for known_name in known}
     lower = str(name)[:100].lower()
-    close = get_close_matches(lower, by_lower, n=most) or [key for key in by_lower if len(lower) > 2 and lower in key]
-    return [by_lower[key] for key in close[:most]]
+    close = get_close_matches(lower, by_lower, n=limit) or [key for key in by_lower if len(lower) > 2 and lower in key]
+    return [by_lower[key] for key in close[:limit]]
 
 
-def nearest(name: object, known: Iterable[str], most: int = 1) -> str:
-    """``; did you mean x?``, if a known name is similar."""
-    close = closest(name, known, most)
+def nearest(name: object, known: Iterable[str], limit: int = 1) -> str:
+    """Return ``; did you mean x?`` if a known name is similar."""
+    close = closest(name, known, limit)
     return f"; did you mean {' or '.join(close)}?" if close else ""
 
 
 def unknown(name: object, known: Iterable[str]) -> str:
     """Error message for a name that is not ``known``."""
     names = list(known)
-    return f"{show(name)} is unknown; allowed: {', '.join(names) or 'none'}{nearest(name, names)}"
+    return f"{quoted(name)} is unknown; allowed: {', '.join(names) or 'none'}{nearest(name, names)}"
 
 
 def unknown_key(key: str, known: Iterable[str], kind: str = "key") -> str:
@@ -95,7 +95,7 @@ def unknown_key(key: str, known: Iterable[str], kind: str = "key") -> str:
 
 
 def names_in(schema: Schema) -> list[str]:
-    """Names that a schema allows, if any."""
+    """List the names that a schema allows, if any."""
     if "const" in schema:
         return [str(schema["const"])]
     if "enum" in schema:
@@ -104,7 +104,7 @@ def names_in(schema: Schema) -> list[str]:
 
 
 def allowed(schema: Schema, defs: Schema) -> str:
-    """Description of the values that a JSON Schema allows."""
+    """Describe the values that a JSON Schema allows."""
     if "$ref" in schema:
         return allowed(defs.get(schema["$ref"].rpartition("/")[2], {}), defs)
     if "anyOf" in schema:
@@ -120,9 +120,9 @@ def allowed(schema: Schema, defs: Schema) -> str:
     if bounds:
         words += " " + " and ".join(bounds)
     if prefix := schema.get("prefixItems"):
-        return f"a list of {len(prefix)}: {'; '.join(allowed(part, defs) for part in prefix)}"
+        return f"a list of {counted(len(prefix), 'item')}: {'; '.join(allowed(part, defs) for part in prefix)}"
     if schema.get("minItems"):
-        words += f" of at least {schema['minItems']}"
+        words += f" of at least {counted(schema['minItems'], 'item')}"
     if items := schema.get("items"):
         words += f", each {allowed(items, defs)}"
     return words
@@ -130,12 +130,12 @@ def allowed(schema: Schema, defs: Schema) -> str:
 
 @lru_cache(maxsize=256)
 def schema_of(model: type[BaseModel]) -> Schema:
-    """A model's JSON Schema; do not modify it."""
+    """Return a model's JSON Schema; do not modify it."""
     return model.model_json_schema()
 
 
 def keys_of(model: type[BaseModel]) -> dict[str, Schema]:
-    """JSON Schema of each key."""
+    """Return the JSON Schema of each key."""
     properties: dict[str, Schema] = schema_of(model).get("properties", {})
     return properties
 
@@ -146,17 +146,17 @@ def takes_any(model: type[BaseModel]) -> bool:
 
 
 def failure(error: BaseException) -> str:
-    """A plugin's exception on one line."""
+    """Format a plugin's exception on one line."""
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def validate(model: type[ModelT], raw: Mapping[str, Any]) -> tuple[ModelT | None, dict[str, str]]:
-    """The model of the valid keys, or None; and an error message for each wrong key."""
+    """Return the model of the valid keys, or None; and an error message for each wrong key."""
     wrong: dict[str, str] = {}
     schema = schema_of(model)
     good = {key: value for key, value in raw.items() if takes_any(model) or key in schema.get("properties", {})}
     try:
-        # From JSON text, lists may become tuples, but texts do not become numbers.
+        # pydantic accepts a JSON list for a tuple, but rejects '1' for a number
         return model.model_validate_json(json.dumps(good)), wrong
     except ValidationError as error:
         for detail in error.errors(include_url=False):
@@ -171,10 +171,10 @@ def validate(model: type[ModelT], raw: Mapping[str, Any]) -> tuple[ModelT | None
 
 
 def checked(model: type[ModelT], raw: Any, place: str = "") -> tuple[ModelT | None, list[str]]:
-    """As :func:`validate`, but None for wrong or unknown keys; messages start with ``place``."""
+    """Like :func:`validate`, but without a model if any key is wrong or unknown. Messages start with ``place``."""
     known = keys_of(model)
     if not isinstance(raw, dict):
-        return None, [f"{place}{show(raw)} is not a mapping; allowed: {', '.join(known)}"]
+        return None, [f"{place}{quoted(raw)} is not a mapping; allowed keys: {', '.join(known)}"]
     made, wrong = validate(model, raw)
     wrong = {key: unknown_key(key, known) for key in raw if key not in known} | wrong
     lines = [f"{place}{clean(key)}: {line}" if key else place + line for key, line in wrong.items()]
@@ -190,7 +190,7 @@ def _message(detail: ErrorDetails, schema: Schema) -> str:
         return " ".join(str(detail.get("ctx", {}).get("error", detail["msg"])).split())
     problem = PROBLEMS.get(kind)
     if problem is None or part is None:
-        return f"{show(value)}: {detail['msg']}"
+        return f"{quoted(value)}: {detail['msg']}"
     if inner and isinstance(inner[0], int):
         problem = f"item {inner[0] + 1}: {problem}"
     elif inner and (keys := _properties(part, defs)):
@@ -199,7 +199,7 @@ def _message(detail: ErrorDetails, schema: Schema) -> str:
             return f"{clean(name)}: {unknown_key(name, keys)}"
         problem, part = f"{name}: {problem}", keys.get(name, part)
     names = names_in(part.get("items", part)) if kind in ("literal_error", "enum", "string_type") else ()
-    return f"{problem.format(value=show(value))}; allowed: {allowed(part, defs)}{nearest(value, names)}"
+    return f"{problem.format(value=quoted(value))}; allowed: {allowed(part, defs)}{nearest(value, names)}"
 
 
 def _properties(schema: Schema, defs: Schema) -> dict[str, Schema]:
@@ -225,16 +225,16 @@ class Mistakes:
     def add(self, key: str, message: str) -> None:
         """Add a mistake at ``section`` or ``section.key``."""
         given = not self.overridden.isdisjoint((key, key.rpartition(".")[0]))
-        place = f"--set {key}" if given else f"{shown(self.path)}: {key}"
-        self.lines.append(f"{shown(place)}: {message}")
+        place = f"--set {key}" if given else f"{clean_path(self.path)}: {key}"
+        self.lines.append(f"{clean_path(place)}: {message}")
         self.wrong.add(key)
 
     def folder(self, place: str) -> Path:
-        """Base folder of a path: the file's, or for overrides the current folder."""
+        """Folder of relative paths: the recipe's, or the current folder for ``--set``."""
         return Path() if place in self.overridden else self.path.parent
 
     def unknown_keys(self, place: str, raw: Mapping[str, Any], known: Sequence[str], kind: str = "key") -> None:
-        """Add a mistake for each key that is not ``known``; the keys that it probably misspells are not missing."""
+        """Add a mistake for each key that is not ``known``; do not report similar known keys as missing."""
         prefix = f"{place}." if place else ""
         for key in raw:
             if key not in known:
@@ -242,7 +242,7 @@ class Mistakes:
                 self.wrong |= {f"{prefix}{near}" for near in closest(key, [name for name in known if name not in raw])}
 
     def validated(self, place: str, model: type[ModelT], raw: Mapping[str, Any]) -> ModelT | None:
-        """See :func:`validate`; mistakes are added."""
+        """Call :func:`validate` and add its mistakes."""
         args, wrong = validate(model, raw)
         for key, message in wrong.items():
             if (where := f"{place}.{key}" if key else place) not in self.wrong:
@@ -250,13 +250,13 @@ class Mistakes:
         return args
 
     def refuse(self, lines: Iterable[tuple[str, str]]) -> None:
-        """Add mistakes, by key, and raise RecipeError if there are any."""
+        """Add mistakes (key and message), and raise RecipeError if there are any."""
         for key, message in lines:
             if key not in self.wrong:
                 self.add(key, message)
-        self.end()
+        self.raise_if_any()
 
-    def end(self) -> None:
+    def raise_if_any(self) -> None:
         """Raise RecipeError if there are mistakes."""
         if self.lines:
             raise RecipeError(self.lines)

@@ -12,7 +12,15 @@ from fl_labelskew_registry import LabelSkewError, mistake
 from fl_labelskew_plugins.params import IS_PATH, absolute
 from fl_labelskew_plugins.recipe import compatibility, mistakes, plugins, policy, privacy, shipped, yaml
 from fl_labelskew_plugins.recipe.conflicts import column_conflicts, conflicts, data_conflicts
-from fl_labelskew_plugins.recipe.mistakes import Mistakes, ModelT, RecipeError, keys_of, show, shown, takes_any
+from fl_labelskew_plugins.recipe.mistakes import (
+    Mistakes,
+    ModelT,
+    RecipeError,
+    clean_path,
+    keys_of,
+    quoted,
+    takes_any,
+)
 from fl_labelskew_plugins.recipe.model import ATTRIBUTES, EXPECTED, PARTS, PLUGGED, POLICY, SECTIONS, SILO, Recipe
 from fl_labelskew_plugins.recipe.sections import CommArgs, Expected, Policy, TrackingArgs, TrainArgs
 from fl_labelskew_plugins.recipe.sections import names as split
@@ -38,7 +46,7 @@ def read_text(path: str | Path) -> str:
         return yaml.text_of(Path(path))
     except yaml.YamlError as error:
         hint = "" if os.path.exists(path) else shipped.hint(path)
-        raise RecipeError([f"{shown(path)}: {error}{hint}"]) from None
+        raise RecipeError([f"{clean_path(path)}: {error}{hint}"]) from None
 
 
 def parse(
@@ -107,10 +115,10 @@ def check(path: Path, overrides: Sequence[str] = (), host: str | None = None) ->
     for base in [load(other, overrides) for other, _ in named]:
         _Check(path).silo(text, base)
     if named:
-        return "ok, " + " and ".join(f"silo {rank} of {shown(other.name)}" for other, rank in named)
+        return "ok, " + " and ".join(f"silo {rank} of {clean_path(other.name)}" for other, rank in named)
     checker = _Check(path)
     checker.changes(text)
-    checker.end()
+    checker.raise_if_any()
     return "ok, as a silo's own file; method_args were not checked, because no recipe in this folder names the file"
 
 
@@ -152,7 +160,7 @@ class _Check(Mistakes):
                 chooser = PLUGGED[section]
                 choice = plugins.chosen(section, chooser, keys, self, instead=objects.get(section))
                 args[name], made[chooser.attribute] = choice
-        self.end()
+        self.raise_if_any()
         train = args["train"]
         try:
             made["method"].stages(train.epochs)
@@ -167,16 +175,16 @@ class _Check(Mistakes):
     def silo(self, text: str, base: Recipe, *, survey: bool = False) -> Recipe:
         changes = self.changes(text, base)
         made = base.model_copy(update={name: value for name, value in changes.items() if value is not None})
-        self.end()
+        self.raise_if_any()
         self.refuse([*conflicts(made), *compatibility.conflicts(made)])
         whole = base.dataset.params if type(base.dataset) is type(made.dataset) else None
         self.refuse(column_conflicts(made.dataset.params, whole))
         for key, value in made.normalisation.items():
             if (of_all := base.normalisation[key]) != value:
-                of_recipe = f"that of {base.data.dataset}" if of_all is None else show(of_all)
-                problem = f"{show(value)} here but {of_recipe} in the recipe; all silos share one normalisation"
+                of_recipe = f"that of {base.data.dataset}" if of_all is None else quoted(of_all)
+                problem = f"{quoted(value)} here but {of_recipe} in the recipe; all silos share one normalisation"
                 self.add(f"data_args.{key}", f"{problem}: set mean and std in the recipe to numbers, imagenet or data")
-                self.end()
+                self.raise_if_any()
         refused = policy.refused(made.policy, made) if made.policy is not None else ()
         self.refuse((f"{POLICY}.{key}", line) for key, line in refused if not survey or key == "server_fingerprint")
         if not survey:
@@ -211,29 +219,33 @@ class _Check(Mistakes):
                 self.unknown_keys(place, item, [*keys_of(Expected)])
                 numbers.append(self.validated(place, Expected, item))
             else:
-                self.add(place, f"{show(item)} is not a mapping of keys to values; allowed: {form}")
+                self.add(place, f"{quoted(item)} is not a mapping of keys to values; allowed: {form}")
         return tuple(number for number in numbers if number is not None)
 
     def _sections(self, text: str, allowed: Sequence[str], kind: str) -> dict[str, Any]:
         try:
             content, duplicates = yaml.read(text)
         except yaml.YamlError as error:
-            raise RecipeError([f"{shown(self.path)}: {error}"]) from None
+            raise RecipeError([f"{clean_path(self.path)}: {error}"]) from None
         if content is None:
-            raise RecipeError([f"{shown(self.path)}: empty; {kind} has the sections {', '.join(allowed)}"])
+            raise RecipeError([f"{clean_path(self.path)}: empty; {kind} has the sections {', '.join(allowed)}"])
         if not isinstance(content, dict):
-            raise RecipeError([f"{shown(self.path)}: {show(content)} is not a mapping of sections to keys"])
+            raise RecipeError([f"{clean_path(self.path)}: {quoted(content)} is not a mapping of sections to keys"])
         if "tables" in content:
             row = self.path.with_suffix("") / "ROW"
-            raise RecipeError([f"{shown(self.path)}: is a table of recipes; use one of its rows: {shown(row)}"])
-        self.lines += [f"{shown(self.path)}: {line}" for line in duplicates]
+            raise RecipeError(
+                [f"{clean_path(self.path)}: is a table of recipes; use one of its rows: {clean_path(row)}"]
+            )
+        self.lines += [f"{clean_path(self.path)}: {line}" for line in duplicates]
         self.unknown_keys("", content, allowed, "section")
         raw: dict[str, Any] = {section: keys for section, keys in content.items() if section in allowed}
         for section, keys in raw.copy().items():
             if section == EXPECTED:
                 raw[section] = self._expected(keys)
             elif not isinstance(keys, dict):
-                self.add(section, f"{show(keys)} is not a mapping of keys to values; allowed: section: {{key: value}}")
+                self.add(
+                    section, f"{quoted(keys)} is not a mapping of keys to values; allowed: section: {{key: value}}"
+                )
                 del raw[section]
         return raw
 
@@ -245,9 +257,9 @@ class _Check(Mistakes):
             section, dot, key = place.strip().partition(".")
             if not (equals and dot and section and key):
                 form = "allowed: section.key=value, such as train_args.epochs=2"
-                self.lines.append(f"--set {shown(override)}: malformed; {form}")
+                self.lines.append(f"--set {clean_path(override)}: malformed; {form}")
             elif section not in SECTIONS:
-                place = f"--set {shown(section)}.{shown(key)}"
+                place = f"--set {clean_path(section)}.{clean_path(key)}"
                 self.lines.append(f"{place}: {mistakes.unknown_key(section, SECTIONS, 'section')}")
             else:
                 self._set(raw.setdefault(section, {}), section, key, text)
@@ -258,7 +270,7 @@ class _Check(Mistakes):
         try:
             value, duplicates = yaml.read(text)
         except yaml.YamlError as error:
-            self.add(place, f"{show(text)} is not a YAML value: {error}")
+            self.add(place, f"{quoted(text)} is not a YAML value: {error}")
             return
         if section in PLUGGED and key == (model := PLUGGED[section]).key:
             named = keys.get(key, model.model_fields[key].default)

@@ -16,7 +16,7 @@ from fl_labelskew_plugins.models.pretrained import AUTO, NONE
 from fl_labelskew_plugins.params import IS_PATH, Params, absolute
 from fl_labelskew_plugins.partition.given import GivenPartition
 from fl_labelskew_plugins.recipe import network_file
-from fl_labelskew_plugins.recipe.mistakes import Mistakes, closest, failure, keys_of, show, unknown
+from fl_labelskew_plugins.recipe.mistakes import Mistakes, closest, failure, keys_of, quoted, unknown
 from fl_labelskew_plugins.recipe.sections import MethodArgs, ModelArgs, PluginArgs, code_at, is_code
 
 OBJECT_SECTIONS = {
@@ -105,7 +105,7 @@ def _combination(section: str, parts: Sequence[str], raw: Mapping[str, Any], mis
         for name in parts:
             plugin, keys, where = catalog.load("methods", name), params.get(name, {}), f"{section}.{name}"
             if not isinstance(keys, dict):
-                mistakes.add(where, f"{show(keys)} is not a mapping; allowed: the parameters of {name}")
+                mistakes.add(where, f"{quoted(keys)} is not a mapping; allowed: the parameters of {name}")
             elif (method := _made(where, plugin, keys, [*keys_of(plugin.Params)], mistakes)) is not None:
                 methods[name] = method
         return None if mistakes.lines else combined.combine(methods)
@@ -124,7 +124,7 @@ def trackers(place: str, raw: Sequence[Any], mistakes: Mistakes) -> list[dict[st
             form = "a name, or a name and its parameters, such as {wandb: {project: mine}}"
             mistakes.add(place, f"item {number} is of the wrong form; allowed: {form}")
         elif name in chosen:
-            mistakes.add(place, f"{show(name)} occurs twice; allowed: each tracker once")
+            mistakes.add(place, f"{quoted(name)} occurs twice; allowed: each tracker once")
         elif known("trackers", name, place, mistakes):
             if place in mistakes.overridden:
                 mistakes.overridden.add(where)
@@ -147,7 +147,7 @@ def of_silo(place: str, method: Method, raw: Any, mistakes: Mistakes) -> Method 
     choices = [name for name, part in parts.items() if part.silo_choices] or method.silo_choices
     if not isinstance(raw, dict):
         form = ", ".join(choices) or "none"
-        mistakes.add(place, f"{show(raw)} is not a mapping of keys to values; allowed: {form}")
+        mistakes.add(place, f"{quoted(raw)} is not a mapping of keys to values; allowed: {form}")
         return None
     mistakes.unknown_keys(place, raw, choices)
     good = {key: value for key, value in raw.items() if key in choices}

@@ -8,7 +8,7 @@ from typing import Any
 from fl_labelskew_registry import Federation
 
 from fl_labelskew_plugins.recipe.conflicts import quorum
-from fl_labelskew_plugins.recipe.mistakes import show
+from fl_labelskew_plugins.recipe.mistakes import quoted
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.recipe.sections import Policy
 
@@ -49,7 +49,7 @@ def refused(policy: Policy, recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 
 def _line(policy: Policy, key: str, demand: str) -> tuple[str, str]:
-    limit = show(getattr(policy, key))
+    limit = quoted(getattr(policy, key))
     return key, f"{limit} does not allow {demand}; use another recipe, or change this policy"
 
 

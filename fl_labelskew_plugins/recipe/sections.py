@@ -19,7 +19,7 @@ from pydantic import (
 
 from fl_labelskew_plugins.params import IS_PATH, LARGEST, Params, absolute
 from fl_labelskew_plugins.recipe import addresses
-from fl_labelskew_plugins.recipe.mistakes import show
+from fl_labelskew_plugins.recipe.mistakes import quoted
 
 Positive = Annotated[int, Field(ge=1)]
 Finite = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
@@ -109,16 +109,16 @@ class DataArgs(PluginArgs):
             return std  # mean has already been rejected
         mean = info.data["mean"]
         if isinstance(mean, list) and not (isinstance(std, list) and len(std) == len(mean)):
-            raise ValueError(f"{show(std)} does not match mean {show(mean)}; use a list of the same length")
+            raise ValueError(f"{quoted(std)} does not match mean {quoted(mean)}; use a list of the same length")
         if not isinstance(mean, list) and std not in (None, mean):
-            raise ValueError(f"{show(std)} does not match mean {show(mean)}; use lists for both, or only mean")
+            raise ValueError(f"{quoted(std)} does not match mean {quoted(mean)}; use lists for both, or only mean")
         return std if isinstance(mean, list) else mean
 
     @field_validator("input_shape")
     @classmethod
     def _is_no_giant(cls, shape: list[int] | None) -> list[int] | None:
         if shape is not None and math.prod(shape) > MOST_NUMBERS:
-            raise ValueError(f"{show(shape)} has too many elements; allowed: {MOST_NUMBERS} at most")
+            raise ValueError(f"{quoted(shape)} has too many elements; allowed: {MOST_NUMBERS} at most")
         return shape
 
 
@@ -223,7 +223,7 @@ class MethodArgs(PluginArgs):
     def _one_name(cls, value: object) -> str:
         methods = names(value)
         if not methods or (isinstance(value, list) and len(methods) == 1):
-            raise ValueError(f"{show(value)} is not a method; allowed: a name, or a list of two names or more")
+            raise ValueError(f"{quoted(value)} is not a method; allowed: a name, or a list of two names or more")
         return "+".join(methods)
 
 

@@ -121,5 +121,5 @@ def unknown(name: str, known: Iterable[str]) -> MistakesError:
     """Error for an unknown recipe name."""
     from fl_labelskew_plugins.recipe import mistakes
 
-    line = f"recipe {mistakes.show(name)} is unknown; use one of labelskew recipes ls"
+    line = f"recipe {mistakes.quoted(name)} is unknown; use one of labelskew recipes ls"
     return MistakesError([line + mistakes.nearest(name, known, 3)])

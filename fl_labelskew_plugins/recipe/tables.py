@@ -189,7 +189,7 @@ def _cells(page: TablePage, wrong: list[str]) -> dict[str, Cell]:
             lines = [*_mistakes(page, part, row)]
             lines += [f"a second recipe of the name {name}; use another name" for name in names if name in cells]
             lines += [
-                f"a recipe cannot be called {mistakes.show(name)}; use a name of letters, digits, _ and -"
+                f"a recipe cannot be called {mistakes.quoted(name)}; use a name of letters, digits, _ and -"
                 for name in names
                 if not NAME.fullmatch(name)
             ]

@@ -57,7 +57,7 @@ class About(Params):
     @classmethod
     def _check_size(cls, shape: list[int]) -> list[int]:
         if math.prod(shape) > MOST_NUMBERS:
-            raise ValueError(f"{mistakes.show(shape)}: too many numbers per sample; allowed: at most {MOST_NUMBERS}")
+            raise ValueError(f"{mistakes.quoted(shape)}: too many numbers per sample; allowed: at most {MOST_NUMBERS}")
         return shape
 
     @model_validator(mode="after")

@@ -41,7 +41,7 @@ PRINTED = {"accuracy": "accuracy", "best_accuracy": "best", "personalised_accura
 
 
 def rows(groups: Sequence[Sequence[FinishedRun]], last: int, baseline: str = "fedavg") -> DataFrame:
-    """Make a row per group, with the columns of :data:`.printed.FORMS` and the following ones. NaN: missing.
+    """Make a row per group, with the columns of :data:`.printed.FORMS` and the following ones. Missing values are NaN.
 
     - falls: whether a run's best is more than :data:`FALL` above its accuracy.
     - rounds without reaching: the last round, if the mean over seeds never reaches the baseline's best.
@@ -53,7 +53,7 @@ def rows(groups: Sequence[Sequence[FinishedRun]], last: int, baseline: str = "fe
     for fedavg.
     """
     firsts = [group[0] for group in groups]
-    recipes = [flat(run.recipe) | place for run, place in zip(firsts, _data(firsts), strict=True)]
+    recipes = [flat(run.recipe) | data for run, data in zip(firsts, _data(firsts), strict=True)]
     for recipe in recipes:
         if reference := recipe.pop("train_args.reference", None):
             recipe["method_args.method"] = reference
@@ -184,12 +184,13 @@ def _add_names(frame: DataFrame) -> None:
     for n, row in enumerate(frame.to_dict("records")):
         setting_keys = [key for key in row["keys"] if key.startswith(SETTING_KEYS)]
         differs = [key for key in row["keys"] if (in_row if key in setting_keys else in_method).at[n, key]]
-        place = ", ".join([row["partition"], *(_setting(row, key) for key in setting_keys if in_setting.at[n, key])])
+        differing = (_setting(row, key) for key in setting_keys if in_setting.at[n, key])
+        partition = ", ".join([row["partition"], *differing])
         optimizer = [row["optimizer"]] if row["optimizer"] != PLAIN_OPTIMIZER else []
         label = [row["method"], *optimizer, *(_setting(row, key) for key in differs if key not in setting_keys)]
         names["differs in"].append(", ".join(_setting(row, key) for key in differs))
-        names["setting"].append(f"{row['data']}, {place}" if several else place)
-        names["partition setting"].append(place)
+        names["setting"].append(f"{row['data']}, {partition}" if several else partition)
+        names["partition setting"].append(partition)
         names["label"].append(", ".join(label))
     for name, words in names.items():
         frame[name] = words

@@ -16,7 +16,7 @@ from fl_labelskew_plugins.data.image_folder import ImageFolder
 from fl_labelskew_plugins.data.npz import KNOWN, read_archive
 from fl_labelskew_plugins.data.pictures import FORMATS
 from fl_labelskew_plugins.data.stats import Moments
-from fl_labelskew_plugins.data.table import PARQUET, TEXT, header, measured, ordered, rows, texts
+from fl_labelskew_plugins.data.table import PARQUET, TEXT, header, ordered, parse_numbers, rows, texts
 from fl_labelskew_plugins.machine.files import check_regular
 from fl_labelskew_plugins.machine.text import clean, few
 from fl_labelskew_plugins.recipe import mistakes
@@ -208,7 +208,7 @@ def _table(path: Path, label: str | None, group: str | None, classes: Sequence[s
     categories = {
         column: ordered(texts(frame[column]))
         for column in rest
-        if measured(frame[column], f"{path}: column {clean(column, 40)}") is None
+        if parse_numbers(frame[column], f"{path}: column {clean(column, 40)}") is None
     }
     dropped = [c for c in rest if len(categories.get(c, ())) > MAX_VALUES or re.fullmatch(ROW_NUMBERS, c.lower())]
     # always listed, since other tables may have another order

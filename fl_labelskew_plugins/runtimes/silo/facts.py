@@ -70,7 +70,7 @@ def differing(local: Sequence[str], remote: Any, where: str) -> str:
     if not classes or numbered(local) or numbered(remote):
         return ""
     more = f" (and {len(classes) - 1} more differ)" if len(classes) > 1 else ""
-    names = f"{mistakes.show(local[classes[0]])} here and {mistakes.show(remote[classes[0]])} {where}"
+    names = f"{mistakes.quoted(local[classes[0]])} here and {mistakes.quoted(remote[classes[0]])} {where}"
     return f"class {classes[0]} is {names}{more}; use the same data_args.class_names, in the same order, everywhere"
 
 
@@ -253,7 +253,7 @@ def check_agreement(server: Any, recipe: Recipe) -> None:
     texts = ({s: {k: json.dumps(v) for k, v in p.items()} for s, p in a.items()} for a in (local, server))
     if differing := different(*texts):
         section, _, key = differing[0].partition(".")
-        here, there = (mistakes.show(settings.get(section, {}).get(key)) for settings in (local, server))
+        here, there = (mistakes.quoted(settings.get(section, {}).get(key)) for settings in (local, server))
         more = f" (and {len(differing) - 1} more)" if len(differing) > 1 else ""
         name = key.removesuffix("_sha256")
         if name != key and (entry := files(recipe).get(name)):
@@ -270,7 +270,7 @@ def number(meta: Mapping[str, Any], key: str, least: int, most: int, where: str)
     value = meta.get(key)
     if type(value) is not int or not least <= value <= most:
         bounds = f"{least}" if least == most else f"a whole number from {least} to {most}"
-        what = f"{where}: {key} is {mistakes.show(value)} at the server"
+        what = f"{where}: {key} is {mistakes.quoted(value)} at the server"
         raise shareable(LabelSkewError(f"{what}; expected here: {bounds}"), f"{what}, which this silo does not accept")
     return value
 
@@ -286,7 +286,7 @@ def federation(content: Any, recipe: Recipe, facts: Facts) -> Federation:
     """Parse the federation. Raises LabelSkewError if it contradicts this silo's recipe or data."""
     where, train = "the server's federation", recipe.train
     if not isinstance(content, dict):
-        raise LabelSkewError(f"{where} is {mistakes.show(content)}; expected here: a mapping of names to numbers")
+        raise LabelSkewError(f"{where} is {mistakes.quoted(content)}; expected here: a mapping of names to numbers")
     names = [field.name for field in fields(Federation)]
     if unknown := [name for name in content if name not in names]:
         raise LabelSkewError(f"{where}: {clean(unknown[0])} is unknown; expected here: {', '.join(names)}")

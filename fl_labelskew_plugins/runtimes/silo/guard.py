@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fl_labelskew_plugins.machine.files import locked, read_bytes, write_text
 from fl_labelskew_plugins.machine.text import clean
-from fl_labelskew_plugins.recipe.mistakes import show
+from fl_labelskew_plugins.recipe.mistakes import quoted
 from fl_labelskew_plugins.recipe.model import POLICY, Recipe
 from fl_labelskew_plugins.recipe.policy import OPTIMIZER, OTHER
 from fl_labelskew_plugins.recipe.sections import ACCOUNT, Policy
@@ -103,7 +103,7 @@ class Guard:
 
     def _refuse(self, key: str, demand: str, origin: str = "which the server asks for", more: str = "") -> None:
         value = getattr(self.policy, key)
-        limit = value if isinstance(value, str) else show(value)
+        limit = value if isinstance(value, str) else quoted(value)
         refused = f"{POLICY}.{key}: {limit} does not allow {demand}, {origin}"
         raise shareable(PolicyError(f"{self.file}: {refused}{more}"), refused)
 

@@ -185,7 +185,9 @@ def _settings(place: str, raw: Mapping[str, Any], wrong: list[str]) -> list[str]
             overrides += [_override(f"{key}.{inner}", setting) for inner, setting in value.items()]
         else:
             allowed = "allowed: section.key: value, or section: {key: value}"
-            wrong.append(f"{place}: {key}: expected a mapping of keys to values, got {mistakes.show(value)}; {allowed}")
+            wrong.append(
+                f"{place}: {key}: expected a mapping of keys to values, got {mistakes.quoted(value)}; {allowed}"
+            )
     return overrides
 
 
@@ -207,10 +209,10 @@ def _axis(place: str, raw: Mapping[str, Any], wrong: list[str]) -> list[AxisValu
     choices = []
     for name, settings in raw.items():
         if not LABEL.fullmatch(name):
-            wrong.append(f"{place}: invalid name {mistakes.show(name)}; allowed: letters, digits and ._+-")
+            wrong.append(f"{place}: invalid name {mistakes.quoted(name)}; allowed: letters, digits and ._+-")
         elif settings is not None and not isinstance(settings, dict):
             allowed = "allowed: name: {settings}, or one section.key: [values]"
-            wrong.append(f"{place}: {name}: expected a mapping of settings, got {mistakes.show(settings)}; {allowed}")
+            wrong.append(f"{place}: {name}: expected a mapping of settings, got {mistakes.quoted(settings)}; {allowed}")
         else:
             choices.append(AxisValue(name, tuple(_settings(f"{place}: {name}", settings or {}, wrong))))
     if not raw:

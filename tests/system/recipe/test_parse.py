@@ -165,8 +165,16 @@ def test_a_misspelt_plugin_key_is_one_mistake():
         ("train_args.client_num_per_round", 11, "11 is out of range; allowed: an integer from 1 to client_num_in_t"),
         ("common_args.random_seed", 2**31, f"{2**31} is out of range; allowed: an integer of at least 0 and below 2*"),
         ("common_args.random_seed", 10**60, f"{10**60}"[:57] + "... is out of range"),
-        ("device_args.gpu_ids", [], "[] has the wrong length; allowed: a list of at least 1, each an integer of at"),
-        ("device_args.gpu_ids", [0, -1, "x"], "item 2: -1 is out of range; allowed: a list of at least 1, each an in"),
+        (
+            "device_args.gpu_ids",
+            [],
+            "[] has the wrong length; allowed: a list of at least 1 item, eachteger of",
+        ),
+        (
+            "device_args.gpu_ids",
+            [0, -1, "x"],
+            "item 2: -1 is out of range; allowed: a list of at least 1 item, each",
+        ),
         ("comm_args.backend", "spp", "'spp' is unknown; allowed: GRPC, MPI, sp; did you mean sp?"),
         ("data_args.dataset", "digit", "'digit' is unknown; allowed: cifar10, cifar100, "),
         ("data_args.dataset", 3, "3 is of the wrong type; allowed: text"),
@@ -264,7 +272,7 @@ def test_parameters_of_a_lenient_model_are_checked():
     assert parse.parse(foreign_text(pair=[3, 4])).method.params.pair == (3, 4)
     assert "unknown key; allowed: method, number, pair; did you mean number?" in only_line(foreign_text(numbr=1))
     line = only_line(foreign_text(pair=[3]))
-    assert "method_args.pair: item 2: missing; allowed: a list of 2: an integer; an integer" in line
+    assert "method_args.pair: item 2: missing; allowed: a list of 2 items: an integer; an integer" in line
 
 
 @pytest.mark.usefixtures("foreign")

@@ -96,7 +96,7 @@ def test_sweeps_that_come_with_the_source(file, fashion_mnist):
 @pytest.mark.parametrize(
     ("text", "lines"),
     [
-        ("", ["grid.yaml: null is not a mapping; allowed: base, out, set, grid, skip"]),
+        ("", ["grid.yaml: null is not a mapping; allowed keys: base, out, set, grid, skip"]),
         ("bas: x\ngrid: []", ["grid.yaml: bas: unknown", "grid.yaml: base: missing", "grid.yaml: grid: [] has the"]),
         ("base: nope.yaml\ngrid: [{a: {}, b: {}}]", ["nope.yaml: cannot be read: No such file or directory"]),
         (
