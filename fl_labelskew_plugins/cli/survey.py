@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 MAX_CLIENTS = 20
 MAX_CLASSES = 20
 HEADS = {
-    **{"held": "classes held", "effective": "effective", "imbalance": "imbalance"},
+    **{"held": "classes held", "effective": "effective classes", "imbalance": "imbalance"},
     **{"hellinger": "Hellinger", "chance": "by chance"},
 }
 
@@ -42,13 +42,11 @@ HEADS = {
     show_default="here",
     help="Folder for RECIPE-survey.csv, .json and the heat map .png.",
 )
-@click.option(
-    "--compare", type=FILE, metavar="FILE", help="Write a sweep of the suggested methods to FILE, a new file."
-)
+@click.option("--compare", type=FILE, metavar="FILE", help="Write a sweep of the suggested methods to a new FILE.")
 def survey_command(recipe: Path, overrides: tuple[str, ...], out: Path, compare: Path | None) -> None:
-    """Measure the label skew under RECIPE's partition, and suggest methods to try; trains nothing.
+    """Measure the label skew of RECIPE's partition, and suggest methods; trains nothing.
 
-    For silos with their own data use "labelskew run RECIPE --survey"; docs/survey.md explains the numbers.
+    For silos with their own data, use "labelskew run RECIPE --survey". docs/survey.md explains the numbers.
     """
     from fl_labelskew_plugins.recipe.parse import load
     from fl_labelskew_plugins.surveys.survey import of_partition
@@ -72,10 +70,10 @@ def _write_comparison(file: Path, checked: Recipe, recipe: Path, overrides: Sequ
     from fl_labelskew_plugins.surveys.suggestions import comparison
 
     changes, resolved = dict[str, Any](), checked.resolved()
-    for place, _, text in (override.partition("=") for override in overrides):
-        (section, _, key), value = place.partition("."), yaml.read(text)[0]
-        path = absolute(value, Path())  # the sweep's file may be in another folder
-        changes[place] = path if key == "data_cache_dir" or path == resolved.get(section, {}).get(key) else value
+    for name, _, text in (override.partition("=") for override in overrides):
+        (section, _, key), value = name.partition("."), yaml.read(text)[0]
+        path = absolute(value, Path())  # the sweep file may be in another folder
+        changes[name] = path if key == "data_cache_dir" or path == resolved.get(section, {}).get(key) else value
     base = str(recipe) if str(recipe) in shipped.names() else os.path.relpath(recipe, file.parent)
     content = yaml.write(comparison(base, changes, survey.suggestions))
     with writing(file):
@@ -83,7 +81,7 @@ def _write_comparison(file: Path, checked: Recipe, recipe: Path, overrides: Sequ
 
 
 def text(survey: Survey) -> str:
-    """A survey as text."""
+    """Format a survey."""
     return "\n\n".join(_parts(survey))
 
 
@@ -95,7 +93,7 @@ def _parts(survey: Survey) -> Iterator[str]:
     if number > MAX_CLIENTS:
         order = sorted((k for k in listed if measured.samples[k]), key=lambda k: -measured.hellinger[k])
         listed = order[:MAX_CLIENTS]
-        note = f"\n(listed: the {MAX_CLIENTS} clients that are furthest from the federation's class shares)"
+        note = f"\n(listed: the {MAX_CLIENTS} clients whose class shares differ most from the federation's)"
     yield f"{title} of {classes}{note}"
     if len(survey.class_names) <= MAX_CLASSES:
         names = [clean(name, 40) for name in survey.class_names]
@@ -104,7 +102,7 @@ def _parts(survey: Survey) -> Iterator[str]:
     yield table.plain(["client", *HEADS.values(), "missing"], [_row(survey, k) for k in listed])
     worst = clean(survey.clients[measured.worst], 40)
     worst = f"client {worst}" if worst.isdecimal() else worst
-    head = ["in all", "min", "median", "max", "mean", "mean by samples"]
+    head = ["measure", "min", "median", "max", "mean", "sample-weighted mean"]
     rows = []
     for name, values in measured.measures().items():
         present = values[measured.samples > 0].tolist()
@@ -132,7 +130,7 @@ def _suggested(survey: Survey) -> str:
     texts = table.plain([head[i] for i in used], [[row[i] for i in used] for row in rows])
     use = "labelskew survey RECIPE --compare FILE writes a sweep of these methods"
     if survey.noise:
-        use = "a sweep is a simulation; across silos run each method with --set, then labelskew report"
+        use = "a sweep only simulates; to compare methods across silos, run each with --set, then labelskew report"
     optimizer = "Rows without train_args use federated_optimizer: FedAvg."
     return "\n".join([wrapped(explained(survey.skew, survey.evidence)), texts, wrapped(optimizer), wrapped(use)])
 

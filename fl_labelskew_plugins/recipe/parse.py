@@ -243,9 +243,8 @@ class _Check(Mistakes):
             if section == EXPECTED:
                 raw[section] = self._expected(keys)
             elif not isinstance(keys, dict):
-                self.add(
-                    section, f"{quoted(keys)} is not a mapping of keys to values; allowed: section: {{key: value}}"
-                )
+                problem = f"{quoted(keys)} is not a mapping of keys to values"
+                self.add(section, f"{problem}; allowed: section: {{key: value}}")
                 del raw[section]
         return raw
 

@@ -1,7 +1,7 @@
 """Run a sweep's processes: several at a time, as GPUs, cores and memory allow.
 
-Each run is forked from a process that has imported the host, which takes seconds. In a ``ProcessPoolExecutor`` one
-killed run aborts all others.
+Importing the host takes seconds, so runs are forked from a process that has imported it. A ``ProcessPoolExecutor``
+would abort all runs if one is killed.
 """
 
 import contextlib
@@ -34,12 +34,12 @@ from fl_labelskew_plugins.studies.reproduce import PrintLine, complete
 from fl_labelskew_plugins.studies.sweep.plan import Planned, missing, states_of
 
 MEMORY_SHARE = 0.8
-GRACE = 30.0  # seconds for a terminated run to save its checkpoint
-MAX_DELAY = 5.0  # seconds by which a pausing run may exceed its time
-HELD_ELSEWHERE = 75  # exit code of a run that another process started or finished first
+GRACE = 30.0  # seconds in which a terminated run can save its checkpoint
+MAX_DELAY = 5.0  # seconds after the time of a pause until runs are terminated
+RUN_ELSEWHERE = 75  # exit code of a run that another process started or finished first
 HOSTED = ["fl_labelskew_plugins.host", "fl_labelskew_plugins.runtimes.sp.hosted"]
 PRELOADED = ["fl_labelskew_plugins.runtimes.sp.runtime", "matplotlib.backends.backend_agg", "sklearn.datasets"]
-"""Imports of runs in one process, preceded by :mod:`.forkserver` and, if FedML is installed, by ``HOSTED``."""
+"""Modules to import before a fork, after :mod:`.forkserver` and, if FedML is installed, ``HOSTED``."""
 
 
 def run_all(
@@ -51,7 +51,7 @@ def run_all(
     host: str | None = None,
     pause: Pause | None = None,
 ) -> list[str]:
-    """Finish all runs; return a line per failed run.
+    """Finish all runs; return an error message per failed run.
 
     ``jobs``: see :func:`default_jobs`; ``memory``: see :func:`memory_bound`. Raise LabelSkewError if folders contain
     other runs, or cannot be written.
@@ -64,13 +64,13 @@ def run_all(
     begun = sum(state == "begun" for state in states.values())
     print_line(
         f"{counted(len(planned), 'run')}: {len(planned) - len(unfinished)} finished, {begun} to resume; "
-        f"at most {slots} at a time, in {bound / 1e9:.1f} GB"
+        f"at most {slots} at a time, in {bound / 1e9:.1f} GB of memory"
     )
     return Pool(planned, unfinished, slots, bound, print_line, host, pause).work() if unfinished else []
 
 
 def run_here(run: Planned, print_line: PrintLine, host: str | None = None) -> None:
-    """Finish one run in this process, on the first visible GPU; raise MistakesError if data or GPU are missing."""
+    """Finish one run in this process, on the first visible GPU. Raise MistakesError if data or GPU are missing."""
     begun, title = time.monotonic(), f"task {run.number}  {run.name}"
     if states_of([run])[run.name] != "done" and (wrong := missing([run])):
         raise MistakesError(wrong)
@@ -86,7 +86,7 @@ def run_here(run: Planned, print_line: PrintLine, host: str | None = None) -> No
 
 
 def default_jobs(planned: Sequence[Planned]) -> int:
-    """One job if a run has several processes; else one per GPU in use; without GPUs, as many as the cores allow."""
+    """One job if a run has several processes, else one per GPU in use; without GPUs, as many as the cores allow."""
     if any(not run.recipe.comm.in_process for run in planned):
         return 1
     threads = max(run.recipe.device.threads or 1 for run in planned)
@@ -112,8 +112,8 @@ class RunProcess:
 class Pool:
     """Run processes, ``slots`` at a time within ``bound`` bytes.
 
-    A run's estimated memory is the highest ``peak_mb`` on the same data and network. Until a first such run has
-    finished a round, no other run starts.
+    A run's estimated memory is the highest ``peak_mb`` on the same data and network. Until one of them has finished a
+    round, the run starts only by itself, and no other run starts.
     """
 
     all: Sequence[Planned]
@@ -128,7 +128,7 @@ class Pool:
         self.running: list[RunProcess] = []
         self.failed: list[str] = []
         self.took: list[float] = []
-        self.left = len(self.waiting)
+        self.remaining = len(self.waiting)
         self._elsewhere: Collection[str] = ()
         self._gpus = _gpus(self.waiting)
         self._peaks: dict[tuple[str, str], float] = {}
@@ -139,7 +139,7 @@ class Pool:
             self._remember(run)
 
     def work(self) -> list[str]:
-        """Run until all runs have ended, or should have paused."""
+        """Run until all runs have ended, or should have paused :data:`MAX_DELAY` ago."""
         try:
             with interrupting():
                 resource_tracker.ensure_running()  # its start unblocks signals, so it comes first
@@ -163,12 +163,12 @@ class Pool:
         return self.failed
 
     def _available(self) -> bool:
-        """Whether the first waiting run is unlocked; locked runs move to the end."""
+        """Return whether an unlocked run is first; move locked runs to the end."""
         elsewhere = {}
         while self.waiting and self.waiting[0].name not in elsewhere:
             run = self.waiting[0]
             if run.folder.summary.exists():
-                self.left -= 1
+                self.remaining -= 1
                 self.print_line(f"{self._number()}  {run.name}  finished by another process")
             elif holder := locks.held_by(run.folder.path):
                 elsewhere[run.name] = holder
@@ -213,20 +213,22 @@ class Pool:
     def _ended(self, job: RunProcess) -> None:
         run, code, seconds = job.run, job.process.exitcode, time.monotonic() - job.begun
         _remove_if_empty(run.log)
-        if code == HELD_ELSEWHERE:
+        if code == RUN_ELSEWHERE:
             self.waiting.append(run)
             return
-        self.left -= 1
+        self.remaining -= 1
         self.took.append(seconds)
         if code:
             reason = error_in_log(run.log) or how_it_ended("the run", code)
             self.failed.append(f"{run.name}: {reason}")
         result = f"failed: {reason}" if code else _result(run)
-        remaining = fmean(self.took) * self.left / max(1, min(self.slots, self.left, len(self.running) + 1))
-        self.print_line(f"{self._number()}  {run.name}  {result}  {clock(seconds)}  left {clock(remaining)}")
+        seconds_left = (
+            fmean(self.took) * self.remaining / max(1, min(self.slots, self.remaining, len(self.running) + 1))
+        )
+        self.print_line(f"{self._number()}  {run.name}  {result}  {clock(seconds)}  left {clock(seconds_left)}")
 
     def _number(self) -> str:
-        return f"{len(self.all) - self.left:>{len(str(len(self.all)))}}/{len(self.all)}"
+        return f"{len(self.all) - self.remaining:>{len(str(len(self.all)))}}/{len(self.all)}"
 
 
 def _gpus(planned: Sequence[Planned]) -> list[int]:
@@ -255,7 +257,7 @@ def _remove_if_empty(file: Path) -> None:
 
 
 def error_in_log(file: Path) -> str:
-    """Read a failed run's error message, or a traceback's last line, from its log, if any."""
+    """Read a failed run's error messages, or the last line of a traceback, from its log."""
     with contextlib.suppress(OSError):
         lines = [line for line in read_text(file, "replace").splitlines() if line.strip()]
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
@@ -277,7 +279,9 @@ def _work(
 ) -> None:
     """Complete one run in its own process, with output to ``file`` unless the disk is full."""
     os.setsid()  # Ctrl-C reaches only the sweep, which terminates this process
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # for the run's own processes; see .forkserver
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # instead of .forkserver's handler, for the run's own processes
     try:
         out = open_regular(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     except OSError:
@@ -291,9 +295,9 @@ def _work(
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     try:
         if not complete(base, settings, RunFolder(folder), quiet=True, host=host, pause=pause):
-            sys.exit(HELD_ELSEWHERE)
+            sys.exit(RUN_ELSEWHERE)
     except locks.HeldError:
-        sys.exit(HELD_ELSEWHERE)
+        sys.exit(RUN_ELSEWHERE)
     except LabelSkewError as error:
         with contextlib.suppress(OSError):
             log.error(error.shown())
