@@ -1,4 +1,4 @@
-"""Images in class folders, with or without groups; see docs/data.md for the layouts."""
+"""Images in class folders, with or without groups; see docs/data.md."""
 
 import hashlib
 import os
@@ -121,7 +121,7 @@ class ImageFolder(Dataset):
         return folders if below and len(below) == len(folders) and overlap(below.values(), classes) else groups
 
     def find(self, data_dir: Path, groups: Sequence[Path]) -> tuple[LabelledFiles, LabelledFiles | None]:
-        """Return the images of the training part and of the test part, if any, over all groups."""
+        """List the training images, and the test images, if any, of all groups."""
         if not groups and not (data_dir / "train").is_dir():
             part = next((part for part in ("test", "val") if (data_dir / part).is_dir()), "")
             if part and not self._named:
@@ -284,7 +284,7 @@ class ImageFolder(Dataset):
     def decode_all(
         self, parts: Sequence[LabelledFiles], names: list[str], root: Path, groups: Sequence[Path]
     ) -> tuple[list[tuple[LabelledFiles, Arrays]], str]:
-        """Return the valid samples and arrays of each part, and a fingerprint of the files."""
+        """Return each part's valid samples and arrays, and a fingerprint."""
         number, size, channels = sum(map(len, parts)), self.params.image_size, self.params.channels
         content = f"{number} images of {size} pixels"
         fits(number * channels * size**2, f"data set {self.name}", content, "a smaller data_args.image_size")
@@ -386,7 +386,7 @@ def class_folders(folder: Path) -> list[str]:
 
 
 def overlap(below: Iterable[Sequence[str]], known: Collection[str]) -> bool:
-    """Whether subfolders are classes: one is ``known``, or names differ and each folder has one that another has, too.
+    """Whether names ``below`` are classes: one is ``known``, or there are several, of which each folder shares one.
 
     >>> overlap([["a", "b"], ["b"]], ()), overlap([["a", "b"], ["c", "d"]], ()), overlap([["a"], ["b"]], ["a"])
     (True, False, True)

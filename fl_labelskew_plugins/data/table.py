@@ -47,7 +47,7 @@ def header(path: Path) -> list[str]:
     with valid_file(path, *VALID_FILE):
         check_regular(path)
         if path.suffix.lower() in PARQUET:
-            # without the index of pandas
+            # without pandas' index
             names = [name for name in _parquet(path).schema_arrow.names if not name.startswith("__index_level_")]
         else:
             with open(path, encoding="utf-8-sig", newline="", opener=open_regular) as stream:
@@ -152,7 +152,7 @@ def ordered(names: NDArray[np.object_]) -> list[str]:
 
 
 def parse_numbers(column: pd.Series[Any], where: str) -> NDArray[np.float64] | None:
-    """Return numbers ``(N,)``, with NaN for missing ones; None for text. Raise LabelSkewError for other types."""
+    """Parse numbers ``(N,)``, NaN if missing; None for text. Raise LabelSkewError for other types."""
     import pandas as pd
 
     kinds = pd.api.types
@@ -229,13 +229,13 @@ def non_numeric(column: pd.Series[Any]) -> str:
 
 
 def _numbered(names: NDArray[np.object_], order: Sequence[str]) -> NDArray[np.int64]:
-    """Return the names' indices ``(N,)`` in ``order``."""
+    """Indices ``(N,)`` of names in ``order``."""
     number = {name: i for i, name in enumerate(order)}
     return np.array([number[name] for name in names], np.int64)
 
 
 def _means(train: NDArray[np.float32], names: Sequence[str], path: Path) -> list[float]:
-    """Return each feature's mean ``(F,)``, ignoring NaN."""
+    """Each feature's mean ``(F,)``, ignoring NaN."""
     if len(empty := np.flatnonzero(np.isnan(train).all(axis=0))):
         use = "data_args.features without this column"
         raise mistake(f"{path}: column {names[empty[0]]}", "has no value in the training part", use)
@@ -308,7 +308,7 @@ class Table(Dataset):
         return self.params.test_file is None
 
     def _only_test_file(self, data_dir: Path | None) -> Path | None:
-        """Return the test file if the training file is missing."""
+        """The test file if the training file is missing."""
         if self.params.test_file is not None:
             try:
                 self.paths(data_dir)
@@ -386,7 +386,7 @@ class Table(Dataset):
         return Data(train, test, names, mean, std, notes, fingerprint, groups)
 
     def declared(self) -> Encoding | None:
-        """Return the encoding, without means, if parameters determine it."""
+        """The encoding without means, if parameters determine it."""
         options = self.params
         if options.features is None or options.categorical == "one_hot":
             return None
@@ -395,7 +395,7 @@ class Table(Dataset):
         return Encoding(label=options.label, group=options.group, missing=options.missing, features=features)
 
     def samples(self, table: Path | pd.DataFrame, where: str) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Return row numbers ``(N,)``, from 0, and samples ``(N, F)`` in a trained model's ``encoding``."""
+        """Row numbers ``(N,)``, from 0, and samples ``(N, F)`` in a trained model's ``encoding``."""
         assert self.encoding is not None
         names = [feature.name for feature in self.encoding.features]
         available = header(table) if isinstance(table, Path) else list(table.columns)
@@ -411,7 +411,7 @@ class Table(Dataset):
         return frame.index.to_numpy(), x
 
     def _complete(self, frame: pd.DataFrame, path: Path | str) -> pd.DataFrame:
-        """Drop rows with missing values if the parameter ``missing`` allows it, or raise LabelSkewError."""
+        """Drop rows with missing values if ``missing`` allows it, else raise LabelSkewError."""
         options = self.params
         needed = [name for name in (options.label, options.group) if name in frame]
         lacking = (frame[needed] if options.missing == "mean" else frame).isna()
@@ -444,7 +444,7 @@ class Table(Dataset):
         return Encoding(label=options.label, group=options.group, missing=options.missing, features=features)
 
     def _categories(self, column: pd.Series[Any], where: str) -> list[str]:
-        """Return a feature's categories. Raise LabelSkewError for text that ``categorical`` forbids."""
+        """A feature's categories. Raise LabelSkewError for text that ``categorical`` forbids."""
         categorical = self.params.categorical
         categories: Sequence[str] = ()
         if isinstance(categorical, dict) and column.name in categorical:
@@ -465,7 +465,7 @@ class Table(Dataset):
     def _classes(
         self, frames: Sequence[pd.DataFrame], paths: Sequence[Path]
     ) -> tuple[list[str], list[NDArray[np.int64]]]:
-        """Return all classes, and the labels ``(N,)`` of each file."""
+        """All classes, and labels ``(N,)`` per file."""
         label, given, labels = self.params.label, self.params.class_names, []
         names = list(given or ordered(texts(frames[0][label])))
         if given is None and not 1 < len(names) <= MAX_CATEGORIES:

@@ -130,12 +130,12 @@ def allowed(schema: Schema, defs: Schema) -> str:
 
 @lru_cache(maxsize=256)
 def schema_of(model: type[BaseModel]) -> Schema:
-    """Return a model's JSON Schema; do not modify it."""
+    """A model's JSON Schema; do not modify it."""
     return model.model_json_schema()
 
 
 def keys_of(model: type[BaseModel]) -> dict[str, Schema]:
-    """Return the JSON Schema of each key."""
+    """JSON Schema of each key."""
     properties: dict[str, Schema] = schema_of(model).get("properties", {})
     return properties
 
@@ -151,7 +151,7 @@ def failure(error: BaseException) -> str:
 
 
 def validate(model: type[ModelT], raw: Mapping[str, Any]) -> tuple[ModelT | None, dict[str, str]]:
-    """Return the model of the valid keys, or None; and an error message for each wrong key."""
+    """Return the model of valid keys, or None, and an error message per wrong key."""
     wrong: dict[str, str] = {}
     schema = schema_of(model)
     good = {key: value for key, value in raw.items() if takes_any(model) or key in schema.get("properties", {})}
@@ -166,7 +166,7 @@ def validate(model: type[ModelT], raw: Mapping[str, Any]) -> tuple[ModelT | None
         wrong[""] = failure(error)
     try:
         return model.model_validate_json(json.dumps({k: v for k, v in good.items() if k not in wrong})), wrong
-    except Exception:  # only consequences of the mistakes above
+    except Exception:  # caused by the mistakes above
         return None, wrong
 
 
@@ -234,7 +234,7 @@ class Mistakes:
         return Path() if place in self.overridden else self.path.parent
 
     def unknown_keys(self, place: str, raw: Mapping[str, Any], known: Sequence[str], kind: str = "key") -> None:
-        """Add a mistake for each key that is not ``known``; do not report similar known keys as missing."""
+        """Report unknown keys; known keys that resemble them are then not reported as missing."""
         prefix = f"{place}." if place else ""
         for key in raw:
             if key not in known:
@@ -250,7 +250,7 @@ class Mistakes:
         return args
 
     def refuse(self, lines: Iterable[tuple[str, str]]) -> None:
-        """Add mistakes (key and message), and raise RecipeError if there are any."""
+        """Add mistakes by key; see :meth:`raise_if_any`."""
         for key, message in lines:
             if key not in self.wrong:
                 self.add(key, message)

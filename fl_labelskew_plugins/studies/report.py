@@ -113,7 +113,7 @@ def _measure(frame: DataFrame, last: int) -> None:
 
 
 def _data(runs: Sequence[FinishedRun]) -> list[dict[str, str]]:
-    """Return for each run a key that identifies its data, if runs with equal settings used different data.
+    """Return a key per run that identifies its data, if equal settings used different data.
 
     The key is the data's folder or, if a folder had different data, the start of their fingerprint.
     """
@@ -231,7 +231,7 @@ def _rank(frame: DataFrame) -> None:
 def _compare(frame: DataFrame, baseline: str, last: int) -> None:
     """Add columns: rounds to the baseline's best (FedMR's table 4, FedShift's table 2), difference from its accuracy.
 
-    The papers have no rule for seeds. Here, the mean over seeds must reach the baseline's highest mean.
+    Papers have no rule for seeds; here, the mean over seeds must reach the baseline's highest mean.
     """
     frame[["rounds to baseline", "speedup", "rounds without reaching", *DIFFERENCE]] = math.nan
     means = [
@@ -314,7 +314,7 @@ def only(frame: DataFrame, names: Sequence[str]) -> DataFrame:
 
 
 def names_in(frame: DataFrame, *columns: str) -> list[str]:
-    """List the distinct names in ``columns``, quoted if they contain a comma."""
+    """List distinct names in ``columns``, quoted if they contain a comma."""
     names = dict.fromkeys(name for column in columns for name in frame[column])
     return [f"'{name}'" if "," in name else name for name in names]
 

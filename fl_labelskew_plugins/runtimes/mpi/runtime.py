@@ -90,7 +90,7 @@ class MPI(Runtime):
 
 MAX_UPLOADS_PER_WORKER = 3
 """Maximum uploads in training or waiting, unless ``upload_memory_mb`` allows more. With 4 workers and 32 clients of
-log-normal sizes (sigma 1), 3 make a round 5 % longer than no limit does, and 2 make it 14 % longer."""
+log-normal sizes (sigma 1), 3 uploads make a round 5 % longer than no limit, 2 uploads 14 %."""
 
 
 class MPIServer(Manager):
@@ -168,7 +168,7 @@ class MPIServer(Manager):
         return joined(model=server.weights, shared=server.shared)
 
     def _assign(self, round: int) -> None:
-        """Assign a client to each idle worker, while fewer than ``_max_pending`` uploads are pending.
+        """Assign clients to idle workers, up to ``_max_pending`` uploads.
 
         From half of this number on, assign the lowest client, not the largest. Otherwise the server could wait for a
         client that no worker trains.

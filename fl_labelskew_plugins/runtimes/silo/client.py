@@ -54,7 +54,7 @@ class Answers:
     """Answers of a silo without secure aggregation: the server sees each one."""
 
     tests_immediately = True
-    """If False, the silo tests after its answer, so that the server cannot see the duration."""
+    """If False, tests run later, so that the server cannot see their duration."""
 
     def __init__(self, silo: SiloClient) -> None:
         self.silo = silo
@@ -97,9 +97,9 @@ class Answers:
     ) -> LocalResult:
         """Train. If uploads carry noise and training fails, upload the start weights with noise.
 
-        Otherwise a server could send a model that fails only on a certain sample, and learn if the silo has it. A
-        repeat of the last request gets the stored upload. A repeat of an older one is trained with new noise and
-        charged: with equal noise, two uploads would reveal their exact difference, or a failure.
+        Otherwise a model that fails only on a certain sample would reveal whether the silo has it. A repeat of the last
+        request gets the stored upload. A repeat of an older one gets new noise and is charged: equal noise would cancel
+        in the difference of two uploads.
         """
         if not self._noisy_weights:
             return take(client, round, start, **turn)
@@ -385,7 +385,7 @@ class SiloClient(Manager):
     def revealed(self) -> Leaving:
         """Noise of the data that this silo sends."""
         samples = self.data.facts.samples
-        return leaving(self.recipe, samples, samples)  # as the only silo: others may report wrong numbers
+        return leaving(self.recipe, samples, samples)  # as the smallest: others may report wrong numbers
 
     def seed(self, request: str = "") -> int:
         """See :func:`noise_seed`."""
@@ -432,7 +432,7 @@ class SiloClient(Manager):
         self._postponed = None
 
     def _tested(self, session: Session, round: int, weights: Weights) -> dict[str, Any]:
-        """Test weights on the silo's own test split, and record it; return the measures for the server."""
+        """Test weights on the own test split and record the result; return measures for the server."""
         if not (self.recipe.validation.per_client and len(self.data.data.test.y)):
             return {}
         trainer = session.trainer
@@ -556,7 +556,7 @@ class OwnFolder(RunFolder):
 
 
 def secret(folder: Path) -> int:
-    """The silo's seed of noise, created once. If one update were sent with different noise, a mean would remove it."""
+    """The silo's seed of noise, created once: different noise on one update could be averaged out."""
     file = folder / "secret"
     folder.mkdir(parents=True, exist_ok=True)
     if not file.exists():
@@ -598,7 +598,7 @@ def _content(array: NDArray[Any] | Images) -> NDArray[Any]:
 def noise_seed(secret: int, inputs: bytes, request: str = "") -> int:
     """Seed of noise: equal for a repeated request, different after any change that affects the answer.
 
-    Otherwise noise would cancel in the difference of two answers, such as before and after a sample was added.
+    Otherwise noise would cancel in the difference of answers before and after a sample was added.
     """
     digest = hashlib.blake2b(secret.to_bytes(16, "big") + inputs + request.encode(), digest_size=16)
     return int.from_bytes(digest.digest(), "big")

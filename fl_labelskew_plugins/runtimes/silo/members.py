@@ -35,12 +35,12 @@ SETTLE_S = 0.2
 STALL_S = 0.5
 """If a wait exceeds its plan by more than this, the process was suspended. Only the planned time counts."""
 OVERTIME_S = 10.0
-"""Maximum seconds after a deadline to read queued messages. Without a limit, a peer could send endlessly."""
+"""Maximum seconds after a deadline to read queued messages, which a peer could send endlessly."""
 NAME = "excluded.json"
 
 
 class ExcludedSilos:
-    """Silos that the operator excludes in a file. ``str()`` returns their ranks as the end of an error message."""
+    """Silos that the operator excludes in a file. ``str()`` appends their ranks to error messages."""
 
     def __init__(self, folder: Path, silos: int, print_line: Callable[[str], None], note: Callable[..., None]) -> None:
         self.clients: set[int] = set()
@@ -70,7 +70,7 @@ class ExcludedSilos:
         return bool(changed)
 
     def select_clients(self, sampled: Sequence[int], round: int, seed: int) -> list[int]:
-        """Return the clients of a round, ascending. Random other clients replace excluded ones."""
+        """Return a round's clients, ascending. Random others replace excluded ones."""
         clients = [k for k in sampled if k not in self.clients]
         spare = [k for k in range(self._silos) if k not in self.clients and k not in sampled]
         if missing := min(len(sampled) - len(clients), len(spare)):

@@ -35,8 +35,8 @@ from fl_labelskew_plugins.studies.sweep.plan import Planned, missing, states_of
 
 MEMORY_SHARE = 0.8
 GRACE = 30.0  # seconds in which a terminated run can save its checkpoint
-MAX_DELAY = 5.0  # seconds after the time of a pause until runs are terminated
-RUN_ELSEWHERE = 75  # exit code of a run that another process started or finished first
+MAX_DELAY = 5.0  # seconds from a pause until runs are terminated
+RUN_ELSEWHERE = 75  # exit code if another process started or finished the run first
 HOSTED = ["fl_labelskew_plugins.host", "fl_labelskew_plugins.runtimes.sp.hosted"]
 PRELOADED = ["fl_labelskew_plugins.runtimes.sp.runtime", "matplotlib.backends.backend_agg", "sklearn.datasets"]
 """Modules to import before a fork, after :mod:`.forkserver` and, if FedML is installed, ``HOSTED``."""
@@ -112,8 +112,8 @@ class RunProcess:
 class Pool:
     """Run processes, ``slots`` at a time within ``bound`` bytes.
 
-    A run's estimated memory is the highest ``peak_mb`` on the same data and network. Until one of them has finished a
-    round, the run starts only by itself, and no other run starts.
+    A run's estimated memory is the highest ``peak_mb`` on the same data and network. A run without an
+    estimate runs alone until it has finished a round.
     """
 
     all: Sequence[Planned]
@@ -222,9 +222,8 @@ class Pool:
             reason = error_in_log(run.log) or how_it_ended("the run", code)
             self.failed.append(f"{run.name}: {reason}")
         result = f"failed: {reason}" if code else _result(run)
-        seconds_left = (
-            fmean(self.took) * self.remaining / max(1, min(self.slots, self.remaining, len(self.running) + 1))
-        )
+        parallel = max(1, min(self.slots, self.remaining, len(self.running) + 1))
+        seconds_left = fmean(self.took) * self.remaining / parallel
         self.print_line(f"{self._number()}  {run.name}  {result}  {clock(seconds)}  left {clock(seconds_left)}")
 
     def _number(self) -> str:
@@ -279,9 +278,7 @@ def _work(
 ) -> None:
     """Complete one run in its own process, with output to ``file`` unless the disk is full."""
     os.setsid()  # Ctrl-C reaches only the sweep, which terminates this process
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # instead of .forkserver's handler, for the run's own processes
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # .forkserver has set SIG_DFL
     try:
         out = open_regular(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     except OSError:

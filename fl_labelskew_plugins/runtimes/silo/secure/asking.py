@@ -28,7 +28,7 @@ from fl_labelskew_plugins.runtimes.silo.secure.server import ServerRound
 from fl_labelskew_plugins.runtimes.transport import Kind, Message, reason
 
 TRIES = 3
-"""Maximum attempts at one sum with the same silos; also, attempts at one sum that fail after masking."""
+"""Maximum attempts at one sum with the same silos, and maximum that fail after masking."""
 LEAST_S = 5.0
 """Minimum seconds of a step, but at most a tenth of ``round_deadline_s``."""
 TIME_WEIGHTS = {kind: 5 if kind is Kind.MASKED else 1 for kind in wire.STEPS}
@@ -72,8 +72,8 @@ class ServerSums:
     ) -> tuple[list[int], Vector]:
         """Attempt a sum until it succeeds; see :meth:`total`.
 
-        A silo is excluded if it cheated, if it failed in two attempts, or if it failed in one and the sum does not need
-        it. Before each attempt, ``select`` gets the excluded clients and returns the participants.
+        A silo is excluded if it cheated, if it failed twice, or if it failed once and the sum does not need it.
+        Before each attempt, ``select`` gets the excluded clients and returns the participants.
 
         Raises:
             RunError: too few silos are left, or :data:`TRIES` attempts failed with the same silos, or after masking,
@@ -101,7 +101,7 @@ class ServerSums:
     def total(
         self, run: str, round: int, clients: Sequence[int], ring: Ring, question: str = ""
     ) -> tuple[list[int], Vector]:
-        """Attempt a sum of clients' vectors once, with new masks; return the clients in it, ascending, and the sum.
+        """Attempt a sum of vectors once, with new masks; return its clients, ascending, and the sum.
 
         Raises SecureError if too few silos are left, or one cheated. The server then learns nothing about any vector.
         """
@@ -176,7 +176,7 @@ class ServerSums:
         """Send ``content`` by rank, and ``take`` the answers; return the clients that answered.
 
         Each step has its own deadline, so that a silent silo makes no other silo late. If too few vectors arrive in
-        time, the next attempt doubles the time for vectors; the third allows four times as much.
+        time, the next attempt doubles the time for vectors; the third quadruples it.
         """
         self._kind, self._content, self._take = kind, content, take
         members, answers = self._members, dict[int, bool]()
@@ -199,14 +199,12 @@ class ServerSums:
         silent = set(clients) - answers.keys() - self._lost
         slow = kind is Kind.MASKED and len(answers) < self._attempt.sizes.at_least
         for client in silent:
-            self._fault(
-                client, 0 if slow and not self._slow else 1
-            )  # the first time, the silos may only need more time
+            self._fault(client, 0 if slow and not self._slow else 1)  # at first, silos may only need more time
         self._slow = min(self._slow + slow, 2)
         return sorted(answers)
 
     def handle_reconnect(self, client: int, *, same_process: bool) -> None:
-        """Ask a reconnected silo again, or exclude it if its process, and so its keys, are new."""
+        """Ask a reconnected silo again; exclude it if it lost its keys in a restart."""
         if not same_process and client in self._poll.clients and client not in self._lost:
             self._poll.settled.add(client)
             self._fault(client)
