@@ -298,7 +298,7 @@ class Poll(Generic[Answer]):
         return client in self.clients and client not in self.settled and client not in self.answers
 
     def take(self, refused: Callable[[int], bool] = lambda client: False) -> Iterator[int]:
-        """Wait for ``least`` answers, then yield their clients, ascending. Drop answers that are ``refused``.
+        """Wait for ``least`` answers, then yield their clients, ascending. Drop an answer if ``refused(client)``.
 
         Raises RunError if too few answers arrive in time.
         """
