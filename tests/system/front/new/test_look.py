@@ -31,7 +31,7 @@ def test_folders_of_hospitals_are_recognised_like_in_a_run(tmp_path):
     (tmp_path / ".cache" / "train").mkdir(parents=True)
     assert look(tmp_path).groups == ["north", "south"]
     picture(tmp_path / "west" / "a" / "0.png", 20)
-    assert "north has train/, but not west; use <group>/train/" in message(lambda: look(tmp_path))
+    assert "train/ is missing in west, but exists in north; use <group>/train/" in message(lambda: look(tmp_path))
 
 
 @pytest.mark.parametrize(
