@@ -222,7 +222,7 @@ def test_a_parquet_file_that_unpacks_to_far_more_is_refused(tmp_path):
         "rows": large,
         "text": "column f: contains b'000",
         "bytes of one length": large,
-        "lists": "column f: contains nested values of type list<element: int8>; use data_args.features without this column",
+        "lists": "column f: contains nested values of type list<element: int8>; use data_args.features without",
     }
     files = [tmp_path / f"{kind}.parquet" for kind in says]
     for kind, file in zip(says, files, strict=True):

@@ -8,7 +8,14 @@ from recipe_texts import SILOS
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runtimes.silo import members as members_of
-from fl_labelskew_plugins.runtimes.silo.members import OVERTIME_S, SETTLE_S, ExcludedSilos, ListeningClock, Members, Poll
+from fl_labelskew_plugins.runtimes.silo.members import (
+    OVERTIME_S,
+    SETTLE_S,
+    ExcludedSilos,
+    ListeningClock,
+    Members,
+    Poll,
+)
 
 SHORT = [f"comm_args.{key}=0.3" for key in ("round_deadline_s", "quorum_timeout_s", "reconnect_s")]
 
