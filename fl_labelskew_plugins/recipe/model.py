@@ -15,7 +15,7 @@ from fl_labelskew_plugins.recipe.sections import CommArgs, DpArgs, Expected, Plu
 
 
 class Sections(Params):
-    """Content of a recipe's file; ``train`` is ``train_args``, and so on."""
+    """A recipe's sections; ``train`` is ``train_args``, and so on."""
 
     common: sections.CommonArgs = sections.CommonArgs()
     data: sections.DataArgs
@@ -60,7 +60,7 @@ SILO: dict[str, tuple[str, ...] | None] = {
     "privacy_args": None,
     POLICY: None,
 }
-"""Sections and keys of a silo's own file; None: all keys, or those that the method declares."""
+"""Keys of a silo's own file; None: all of the section, or those that the method declares."""
 
 
 class Recipe(Sections):
@@ -93,23 +93,18 @@ class Recipe(Sections):
         return self.method_args.method
 
     @property
-    def label(self) -> str:
-        """The method's name, or the kind of a reference run."""
-        return self.train.reference or self.method_name
-
-    @property
     def code(self) -> str | None:
         """``FILE.py:FUNCTION`` that builds the network, if any."""
         return self.model.model if sections.is_code(self.model.model) and "model_args" not in self.objects else None
 
     @property
     def network_name(self) -> str:
-        """The network's name, without the folder of its file."""
+        """The network's name, without a folder."""
         return os.path.basename(self.model.model)
 
     @property
     def own_data(self) -> bool:
-        """Whether each silo has its own data set, without a partition."""
+        """Whether each silo has its own data set."""
         return bool(self.client_specific.data_silo_config)
 
     @property
@@ -125,14 +120,13 @@ class Recipe(Sections):
 
     @property
     def sums_alone(self) -> bool:
-        """Whether the server of a run across silos sees only sums of uploads."""
+        """Whether the server of a run across silos sees only sums."""
         return self.common.across_silos and self.comm.secure_aggregation
 
-    def tests(self, begin: int, end: int) -> int:
-        """Number of tests after the rounds ``begin`` to ``end - 1``."""
-        every, last = self.validation.frequency_of_the_test, self.train.comm_round - 1
-        regular = len(range(-(-begin // every) * every, end, every)) if every else 0
-        return regular + (begin <= last < end and (not every or last % every > 0))
+    def tests(self, round: int) -> bool:
+        """Whether the global model is tested after this round, from 0."""
+        every = self.validation.frequency_of_the_test
+        return round == self.train.comm_round - 1 or (every > 0 and round % every == 0)
 
     def resolved(self) -> dict[str, dict[str, Any]]:
         """All sections and keys; in FedML's two sections, only the keys in use."""
@@ -153,7 +147,7 @@ class Recipe(Sections):
 
 
 def of_sums(recipe: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """``comm_args`` of a resolved recipe that affect a secure sum's numbers."""
+    """``comm_args`` that affect a secure sum's numbers."""
     comm = recipe.get("comm_args", {})
     return {key: comm[key] for key in OF_SUMS if key in comm} if comm.get(OF_SUMS[0]) else {}
 

@@ -99,7 +99,7 @@ class Record:
 
     def tests(self, round: int) -> bool:
         """Whether the global model is tested after this round."""
-        return self.session.recipe.tests(round, round + 1) > 0
+        return self.session.recipe.tests(round)
 
     def round(self, line: dict[str, Any], server: Server, *, seconds: float) -> None:
         """Record a complete round, with its line of metrics."""
@@ -143,7 +143,7 @@ class Record:
         result["seconds"] = round(self.seconds, 2)
         if "client_accuracy" in result:
             result["clients"] = self._clients(result["client_accuracy"])
-        title = f"{session.recipe.label} on {session.recipe.data.dataset}"
+        title = f"{session.recipe.train.reference or session.recipe.method_name} on {session.recipe.data.dataset}"
         plots.of_run(file, lambda: plots.curves(lines, file, title=title, own_models=session.own_models))
         self._draw_partition()
         self._write_confusion(title)
