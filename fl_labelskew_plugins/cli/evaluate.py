@@ -1,5 +1,3 @@
-"""``labelskew evaluate``: test a trained model on further data."""
-
 from __future__ import annotations
 
 import json
@@ -12,7 +10,7 @@ from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.exits import writing
 from fl_labelskew_plugins.cli.options import DATA_SET, FOLDER, PATH, data_settings, trained_model
 from fl_labelskew_plugins.machine.files import write_text
-from fl_labelskew_plugins.machine.text import counted
+from fl_labelskew_plugins.machine.text import counted, percent
 
 if TYPE_CHECKING:
     from fl_labelskew_plugins.trained.evaluate import TestedPart
@@ -58,7 +56,7 @@ def evaluate_command(
             out.mkdir(parents=True, exist_ok=True)
             write_text(out / "evaluation.json", json.dumps(result, indent=2) + "\n")
             names = [row["class"] for row in result["classes"]]
-            title = f"accuracy {_percent(result['accuracy'])} %, {counted(result['samples'], 'test sample')}"
+            title = f"accuracy {percent(result['accuracy'])} %, {counted(result['samples'], 'test sample')}"
             confusion(result["confusion"], names, out / "confusion.png", title=title)
         if not as_json:
             click.echo(f"written: {out / 'confusion.png'} and {out / 'evaluation.json'}")
@@ -76,23 +74,15 @@ def _parts(result: dict[str, Any]) -> list[str]:
         tested = f"the test part of {result['data']}: {count}"
     lines = [f"{owner} after round {result['round']}", f"tested on {tested}"]
     lines += [f"note: {result['note']}"] if result["note"] else []
-    parts = ["\n".join(lines) + "\n\n" + table.plain(heads, [[_percent(result[key]) for key in measures]])]
-    rows = [
-        [row["class"], str(row["samples"]), _percent(row["recall"]), _percent(row["precision"])]
-        for row in result["classes"]
-    ]
+    parts = ["\n".join(lines) + "\n\n" + table.plain(heads, [[percent(result[key]) for key in measures]])]
+    classes, groups = result["classes"], result["groups"]
+    rows = [[row["class"], str(row["samples"]), percent(row["recall"]), percent(row["precision"])] for row in classes]
     parts.append(table.plain(["class", "samples", "recall", "precision"], rows))
-    if result["groups"]:
-        rows = [
-            [row["group"], str(row["samples"]), *(_percent(row[key]) for key in measures)] for row in result["groups"]
-        ]
+    if groups:
+        rows = [[row["group"], str(row["samples"]), *(percent(row[key]) for key in measures)] for row in groups]
         parts.append(table.plain(["group", "samples", *heads], rows))
-    if len(result["classes"]) <= MAX_CLASSES:
-        names = [row["class"] for row in result["classes"]]
+    if len(classes) <= MAX_CLASSES:
+        names = [row["class"] for row in classes]
         cells = [[name, *map(str, counts)] for name, counts in zip(names, result["confusion"], strict=True)]
         parts.append("rows: true classes; columns: predicted classes\n" + table.plain(["", *names], cells))
     return parts
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.2f}"

@@ -9,8 +9,8 @@ from datetime import datetime, timezone
 
 FORMULA = ("=", "+", "-", "@", "\t", "\r")
 NUMBER = re.compile(r"[-+]?([\d.]+(e[-+]?\d+)?( ± [\d.]+)?( ?%)?)?|[-+](inf|nan)", re.IGNORECASE)
-BLANKS = "\u2800\u3164\u115f\u1160\uffa0\U0001d159"  # invisible, but printable for Python
-TERMS = 8  # loss terms in a line or a plot; silos may send more
+BLANKS = "\u2800\u3164\u115f\u1160\uffa0\U0001d159"  # printable for Python, but invisible
+TERMS = 8  # most loss terms in a line or plot
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
@@ -23,21 +23,18 @@ def counted(number: int, noun: str, plural: str = "") -> str:
 
 
 def ranged(numbers: Sequence[int], noun: str, plural: str = "") -> str:
-    """Lowest and highest of some numbers, and their noun.
-
-    >>> ranged([50, 50], "sample"), ranged([3, 1, 2], "class", "classes")
-    ('50 samples', '1 to 3 classes')
-    """
+    """Minimum and maximum with their noun, such as ``1 to 3 classes``, or a single number."""
     low, high = min(numbers), max(numbers)
     return counted(low, noun, plural) if low == high else f"{low} to {high} {plural or noun + 's'}"
 
 
-def clean(text: object, max_letters: int = 200) -> str:
-    r"""Untrusted text on one line of at most ``max_letters`` letters, with ``?`` for unprintable characters.
+def percent(share: float | None, digits: int = 2) -> str:
+    """A share in per cent, without the unit; ``-`` for None."""
+    return "-" if share is None else f"{100 * share:.{digits}f}"
 
-    >>> clean("a\x1b[31m\n"), clean("abcdefgh", 6), clean([1, None])
-    ('a?[31m?', 'abc...', '[1, None]')
-    """
+
+def clean(text: object, max_letters: int = 200) -> str:
+    """Untrusted text on one line of at most ``max_letters``, with ``?`` for unprintable ones."""
     text = str(text)
     cut = text if len(text) <= max_letters else text[: max_letters - 3] + "..."
     return "".join(letter if letter.isprintable() and letter not in BLANKS else "?" for letter in cut)
@@ -54,11 +51,7 @@ def csv_cell(value: object) -> object:
 
 
 def few(names: Sequence[str], max_names: int = 10) -> str:
-    """Names on one line; of many names, the first ones and the last one.
-
-    >>> few(["cat", "dog"]), few(list("abcdefgh"), 4)
-    ('cat, dog', 'a, b, c, ... h')
-    """
+    """The first names and the last one, such as ``a, b, c, ... h``."""
     shown = [clean(name, 40) for name in names]
     return ", ".join(shown if len(shown) <= max_names else [*shown[: max_names - 1], f"... {shown[-1]}"])
 
@@ -74,7 +67,7 @@ def room() -> int:
 
 
 def wrapped(text: str, indent: str = "") -> str:
-    """Text in lines of at most 120 letters that fit the terminal; one line in a pipe or file."""
+    """Text in lines of at most 120 letters that fit the terminal; in a pipe or file, one line."""
     width = room() if room() == sys.maxsize else min(room(), 120)
     text = text.replace(" %", "\xa0%")  # a non-breaking space, at which textwrap does not break
     text = textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
@@ -82,7 +75,7 @@ def wrapped(text: str, indent: str = "") -> str:
 
 
 def shortened(name: str, limit: int) -> str:
-    """A name shortened in the middle, since names often differ at the end.
+    """A name shortened in the middle.
 
     >>> shortened("p10c2-fedlc-seed0", 12), shortened("seed0", 12)
     ('p10...-seed0', 'seed0')

@@ -8,7 +8,7 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined, Template
 
-from fl_labelskew_plugins.machine.text import clean, counted, ranged
+from fl_labelskew_plugins.machine.text import clean, counted, percent, ranged
 from fl_labelskew_plugins.recipe import compatibility
 from fl_labelskew_plugins.runs.measure import GLOBAL, NAMED
 from fl_labelskew_plugins.runs.session import Session, made_up
@@ -18,10 +18,12 @@ MAX_CLIENTS = 50
 
 
 def text(session: Session, lines: Sequence[Mapping[str, Any]], result: Mapping[str, Any], *, best: bool) -> str:
-    """The card of a run with these lines of ``metrics.jsonl`` and this summary."""
+    """The card of a run; ``lines``: of ``metrics.jsonl``; ``result``: its summary."""
     recipe, model, clients = session.recipe, session.trainer.model, session.clients
     names = [code(name) for name in session.class_names]
     recalls = [line["recall"] for line in lines if "recall" in line]
+    held = [] if clients is None else (clients.counts > 0).sum(1).tolist()
+    unseen = [] if clients is None else (clients.counts.sum(0) == 0).nonzero()[0].tolist()
     facts: dict[str, Any] = {
         "parameters": sum(p.numel() for p in model.parameters()),
         "tested": len(session.trainer.test.y),
@@ -37,14 +39,9 @@ def text(session: Session, lines: Sequence[Mapping[str, Any]], result: Mapping[s
         ],
         "recall": list(zip(names, map(_percent, recalls[-1]), strict=True)) if recalls else [],
         "made_up": made_up(recipe),
-        "few_classes": "",
-        "unseen": [],
+        "few_classes": ranged(held, "class", "classes") if held and min(held) < len(names) else "",
+        "unseen": [names[c] for c in unseen],
     }
-    if clients is not None:
-        held = (clients.counts > 0).sum(1).tolist()
-        if min(held) < len(names):
-            facts["few_classes"] = ranged(held, "class", "classes")
-        facts["unseen"] = [names[c] for c in (clients.counts.sum(0) == 0).nonzero()[0].tolist()]
     return _template().render(
         facts, session=session, recipe=recipe, result=result, best=best, names=names, code=code, counted=counted
     )
@@ -57,15 +54,13 @@ def _template() -> Template:
 
 
 def code(words: object) -> str:
-    """Quote untrusted text as Markdown code that is also safe in a table."""
+    """Quote untrusted text as Markdown code, also for tables."""
     return f"`{clean(words, 400).replace('`', chr(39)).replace('|', '/') or ' '}`"
 
 
 def _params(params: Mapping[str, Any], *excluded: str) -> str:
-    values = {key: value for key, value in params.items() if key not in excluded}
-    return (
-        ", ".join(code(f"{key}: {json.dumps(value, default=str)}") for key, value in values.items()) or "no parameters"
-    )
+    values = {key: json.dumps(value, default=str) for key, value in params.items() if key not in excluded}
+    return ", ".join(code(f"{key}: {value}") for key, value in values.items()) or "no parameters"
 
 
 def _samples(session: Session, result: Mapping[str, Any]) -> str:
@@ -105,4 +100,4 @@ def _training(session: Session, result: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.2f} %"
+    return percent(share) + (" %" if share is not None else "")

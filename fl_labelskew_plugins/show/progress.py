@@ -1,4 +1,4 @@
-"""The display during a run: a line per round, with a bar below on a terminal."""
+"""The display during a run."""
 
 from __future__ import annotations
 
@@ -16,14 +16,13 @@ if TYPE_CHECKING:
     import rich.progress
     from rich.console import Console
 
-DUMB = ("dumb", "unknown")
-
 
 def progress(quiet: bool, *, plain: bool = False) -> Progress:
     """Choose the display; ``plain``: without a bar."""
     if quiet:
         return Progress()
-    return Live() if log.at_terminal() and os.environ.get("TERM") not in DUMB and not plain else Plain()
+    moves = log.at_terminal() and os.environ.get("TERM") not in ("dumb", "unknown")
+    return Live() if moves and not plain else Plain()
 
 
 class Plain(Progress):
@@ -33,12 +32,20 @@ class Plain(Progress):
         log.note(text, level)
 
     def start(self, title: str, done: int, rounds: int, clients: int, pause: Pause | None = None) -> None:
-        self._rounds, self._left = rounds, Left(done, rounds, pause)
+        self._rounds, self._first, self._begun, self._pause = rounds, done, time.monotonic(), pause
         size = f"{counted(rounds, 'round')} of {counted(clients, 'client')}"
         self.note(f"{title}: {size}" + (f", {done} already done" if done else ""))
 
     def round(self, line: dict[str, Any], seconds: float) -> None:
         self.note(self._text(line, seconds))
+
+    def _left(self, done: float) -> float | None:
+        """Estimate of the remaining seconds."""
+        if done <= self._first:
+            return None
+        pause = self._pause or Pause(self._rounds, math.inf)
+        now, rounds = time.monotonic(), min(self._rounds, pause.rounds)
+        return max(0.0, min((now - self._begun) / (done - self._first) * (rounds - done), pause.at - now))
 
     def _text(self, line: dict[str, Any], seconds: float) -> str:
         done = line["round"] + 1
@@ -92,21 +99,6 @@ class Live(Plain):
         assert self._bar is not None
         words = f"round {min(int(done) + 1, self._rounds)}/{self._rounds}  left {clock(self._left(done))}  {client}"
         self._bar.update(self._task, completed=done, description=words.rstrip())
-
-
-class Left:
-    """Estimate of the remaining seconds; ``first`` rounds were done earlier."""
-
-    def __init__(self, first: int, rounds: int, pause: Pause | None) -> None:
-        self._begun, self._first = time.monotonic(), first
-        self._last = rounds if pause is None else min(rounds, pause.rounds)
-        self._until = math.inf if pause is None else pause.at
-
-    def __call__(self, done: float) -> float | None:
-        if done <= self._first:
-            return None
-        now = time.monotonic()
-        return max(0.0, min((now - self._begun) / (done - self._first) * (self._last - done), self._until - now))
 
 
 def in_words(line: dict[str, Any]) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fl_labelskew_plugins.data.stats import IMAGENET
-from fl_labelskew_plugins.machine.text import clean, counted, few, ranged, wrapped
+from fl_labelskew_plugins.machine.text import clean, counted, few, percent, ranged, wrapped
 from fl_labelskew_plugins.recipe import compatibility, privacy
 from fl_labelskew_plugins.recipe.network_file import files
 from fl_labelskew_plugins.runs.measure import GLOBAL, NAMED
@@ -32,25 +32,19 @@ def describe(session: Session) -> str:
     trained = f"{recipe.method_name} with {recipe.train.federated_optimizer}"
     if recipe.train.reference is not None:
         trained = f"reference run, {recipe.train.reference}"
-    return "\n".join(
-        [
-            f"{recipe.name}: {trained}, {recipe.comm.backend}",
-            f"data: {recipe.data.dataset}, {of_classes(session.class_names, counts, sum(sizes))}, {held}",
-            f"network: {recipe.network_name}, {numbers} parameters, {size:.2f} MB per message, "
-            f"{federation.num_features} features",
-            *([privacy.reported_accuracy(recipe)] if recipe.sums_alone else []),
-            *_first_weights(session),
-            *compatibility.overruled(recipe),
-        ]
-    )
-
-
-def _first_weights(session: Session) -> list[str]:
-    if (made_of := files(session.recipe).get("weights")) is None:
-        return []
-    normalised = (session.mean, session.std) == IMAGENET
-    hint = "" if normalised else "; ImageNet's weights expect data_args.mean: imagenet"
-    return [f"first weights: {clean(made_of['file'], 4096)}; the classifier is initialised randomly{hint}"]
+    lines = [
+        f"{recipe.name}: {trained}, {recipe.comm.backend}",
+        f"data: {recipe.data.dataset}, {of_classes(session.class_names, counts, sum(sizes))}, {held}",
+        f"network: {recipe.network_name}, {numbers} parameters, {size:.2f} MB per message, "
+        f"{federation.num_features} features",
+    ]
+    if recipe.sums_alone:
+        lines.append(privacy.reported_accuracy(recipe))
+    if (weights := files(recipe).get("weights")) is not None:
+        normalised = (session.mean, session.std) == IMAGENET
+        hint = "" if normalised else "; ImageNet's weights expect data_args.mean: imagenet"
+        lines.append(f"first weights: {clean(weights['file'], 4096)}; the classifier is initialised randomly{hint}")
+    return "\n".join([*lines, *compatibility.overruled(recipe)])
 
 
 def measured(session: Session, result: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -93,8 +87,12 @@ def table(record: Record) -> str:
     rows = measured(session, result)
     for key, label in (("client_accuracy", "accuracy"), ("client_balanced_accuracy", "balanced accuracy")):
         if key in result:
-            names = _short_names(session)
-            shares = [f"{names[k]} {share}" if names else share for k, share in enumerate(map(_percent, result[key]))]
+            if session.clients is not None:
+                names = dict(session.trainer.names)
+            else:  # without silos' ranks
+                names = {k: name.partition(", ")[2] or name for k, name in enumerate(session.client_names)}
+            texts = (percent(share, 1) for share in result[key])
+            shares = [f"{names[k]} {text}" if names else text for k, text in enumerate(texts)]
             rows.append((f"{label}, each client's tests", (", " if names else " ").join(shares)))
     if "opening_left_out" in result:
         silos = " ".join(str(client + 1) for client in result["opening_left_out"])
@@ -103,14 +101,3 @@ def table(record: Record) -> str:
     rows.append(("time", clock(result["seconds"])))
     width = max(len(label) for label, _ in rows)
     return "\n".join(wrapped(f"  {label:<{width}}  {value}", " " * (width + 4)) for label, value in rows)
-
-
-def _short_names(session: Session) -> dict[int, str]:
-    """Names by client, without silos' ranks."""
-    if session.clients is not None:
-        return dict(session.trainer.names)
-    return {k: name.partition(", ")[2] or name for k, name in enumerate(session.client_names)}
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.1f}"

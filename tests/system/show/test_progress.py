@@ -180,9 +180,11 @@ def test_quiet_is_silent_and_pipes_get_lines(capsys):
 def test_the_time_left_ends_at_a_pause(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
-    whole, part, timed = (module.Left(2, 10, pause) for pause in (None, Pause(5, math.inf), Pause(10, 125.0)))
-    assert whole(2) is None
+    whole, part, timed = Plain(), Plain(), Plain()
+    for display, pause in ((whole, None), (part, Pause(5, math.inf)), (timed, Pause(10, 125.0))):
+        display.start("x", 2, 10, 1, pause)
+    assert whole._left(2) is None
     now[0] = 120.0  # 20 s for 2 rounds
-    assert (whole(4), part(4), timed(4)) == (60.0, 10.0, 5.0)
+    assert (whole._left(4), part._left(4), timed._left(4)) == (60.0, 10.0, 5.0)
     now[0] = 130.0
-    assert timed(5) == 0.0
+    assert timed._left(5) == 0.0
