@@ -1,5 +1,3 @@
-"""``labelskew certs``: certificates of the server and the silos."""
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,9 +19,7 @@ IN = click.option(
     help="Folder of the certificates.",
 )
 NAMES = click.argument("names", metavar="NAME...", nargs=-1, required=True)
-DAYS = click.option(
-    "--days", type=click.IntRange(1, 36_500), default=825, show_default=True, help="Days until they expire."
-)
+DAYS = click.option("--days", type=click.IntRange(1, 36_500), default=825, show_default=True, help="Days until expiry.")
 ENCRYPT = click.option("--encrypt", is_flag=True, help="Encrypt the keys with a passphrase.")
 
 

@@ -1,4 +1,4 @@
-"""Sections and keys of recipes and of silos' files. Keys of single plugins are in the plugins' ``Params``."""
+"""Sections and keys of recipes and silos' files, except those of single plugins."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ OF_UPLOADS = ("class_accuracy", "client_drift", "features_2d", "feature_sphere",
 
 
 class PluginArgs(Params):
-    """A section that chooses a plugin, with keys of all plugins of the kind."""
+    """A section that chooses a plugin, with the keys of all plugins of its kind."""
 
     key: ClassVar[str]  # with the plugin's name
     kind: ClassVar[catalog.Kind]
@@ -135,9 +135,7 @@ class ModelArgs(PluginArgs):
 
     key, kind, attribute = "model", "models", "network"
 
-    model: str = Field(
-        description="name of a network: labelskew models; or a function that builds one, FILE.py:FUNCTION"
-    )
+    model: str = Field(description="name of a network: labelskew models; or a function, FILE.py:FUNCTION")
 
 
 def is_code(name: object) -> bool:
@@ -146,7 +144,7 @@ def is_code(name: object) -> bool:
 
 
 def code_at(name: Any, folder: Path) -> Any:
-    """``FILE.py:FUNCTION`` with an absolute path; any other name unchanged."""
+    """``FILE.py:FUNCTION`` with an absolute path; other names unchanged."""
     file, _, function = str(name).rpartition(":")
     return f"{absolute(file, folder)}:{function}" if is_code(name) and file.endswith(".py") else name
 
@@ -192,12 +190,12 @@ class TrainArgs(PluginArgs):
 
     @property
     def proxies_by_class(self) -> float | None:
-        """``proxy_smoothing`` if the classifier's rows are averaged per class, else None."""
+        """``proxy_smoothing`` if rows are averaged per class, else None."""
         return self.proxy_smoothing if self.proxy_aggregation == "class" else None
 
     @property
     def clients_per_round(self) -> int:
-        """``client_num_per_round``, or all clients if it is null."""
+        """``client_num_per_round``, or all clients."""
         return self.client_num_in_total if self.client_num_per_round is None else self.client_num_per_round
 
 
@@ -214,9 +212,7 @@ class MethodArgs(PluginArgs):
 
     key, kind, attribute = "method", "methods", "method"
 
-    method: str = Field(
-        description="name of a method: labelskew methods; to combine several: a list, or names joined by +"
-    )
+    method: str = Field(description="name of a method: labelskew methods; to combine: a list, or names joined by +")
 
     @field_validator("method", mode="before")
     @classmethod
@@ -283,9 +279,7 @@ class CommArgs(Params):
     Paths are relative to the file that contains them, or to the current folder on the command line.
     """
 
-    backend: str = Field(
-        "sp", description="name of a runtime; sp: all in one process; MPI: several; GRPC: across silos"
-    )
+    backend: str = Field("sp", description="name of a runtime; sp: one process; MPI: several; GRPC: across silos")
     workers: Positive | None = Field(
         None, description="MPI: worker processes; default: one per GPU, else per core, at most clients per round"
     )
@@ -322,9 +316,7 @@ class CommArgs(Params):
     send_contributions: bool = Field(
         True, description="cross_silo; false: silos send only weights, no prototypes or other contributions"
     )
-    upload_memory_mb: int = Field(
-        256, ge=0, description="memory for messages that arrive or are queued; the rest is on disk"
-    )
+    upload_memory_mb: int = Field(256, ge=0, description="memory for arriving and queued messages; the rest is on disk")
     audit_digests: bool = Field(True, description="cross_silo: write the SHA-256 of every message to the audit log")
     max_update_ratio: float | None = Field(
         1000.0,
@@ -461,7 +453,7 @@ class TrackingArgs(Params):
 
 
 class HostArgs(Params):
-    """A section with FedML's keys; FedML tests some with ``hasattr``, so none may be None."""
+    """A section with FedML's keys, without None, since FedML tests some with ``hasattr``."""
 
     @model_serializer(mode="wrap")
     def _in_use(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -598,6 +590,6 @@ class Policy(Params):
     )
 
     def least_noise(self, name: str) -> tuple[float, str]:
-        """Scale and kind of a minimum; 0 without one, ``""`` for any kind."""
+        """Scale (0: no minimum) and kind (``""``: any) of the noise."""
         least = getattr(self.noise_at_least, name, None)
         return (least.scale, least.kind) if isinstance(least, LeastNoise) else (least or 0.0, "")
