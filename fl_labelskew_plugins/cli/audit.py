@@ -1,5 +1,3 @@
-"""``labelskew audit``: the log of a server's or a silo's connections and messages."""
-
 from pathlib import Path
 
 import click

@@ -1,5 +1,3 @@
-"""``labelskew check``: compare a method's numbers between the runtimes."""
-
 import sys
 from pathlib import Path
 

@@ -14,7 +14,7 @@ Complete = Callable[[click.Context, click.Parameter, str], Items]
 
 
 def plugins(kind: Kind) -> Complete:
-    """A function that completes the name of a plugin."""
+    """Complete the name of a plugin."""
     return lambda context, parameter, word: _matching(sorted({one.name for one in catalog.entries(kind)}), word)
 
 
@@ -24,7 +24,7 @@ def recipes(context: click.Context, parameter: click.Parameter, word: str) -> It
 
 
 def shipped_names(context: click.Context, parameter: click.Parameter, word: str) -> Items:
-    """Complete the name of a recipe of the package."""
+    """Complete the name of a package's recipe."""
     return _matching(_shipped(word), word)
 
 

@@ -28,8 +28,7 @@ def forecast(
 ) -> float:
     """List runs, try one of each unknown kind, estimate the others, and return the seconds of all, in sequence.
 
-    ``free``: bytes of memory for all runs together. ``until``: end of the trials, in seconds of
-    :func:`time.monotonic`. Raise RunError if some runs could not be started.
+    ``free``: bytes of memory; ``until``: end of the trials, as :func:`time.monotonic`. Raises RunError.
     """
     from fl_labelskew_plugins.runs import status
     from fl_labelskew_plugins.runs.progress import Pause

@@ -1,5 +1,3 @@
-"""``labelskew data``: check a data set's files, and write small copies."""
-
 import os
 import shlex
 from pathlib import Path

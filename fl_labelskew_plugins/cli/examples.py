@@ -1,5 +1,3 @@
-"""``labelskew examples``: the examples and sweeps of the package."""
-
 import shutil
 from pathlib import Path
 

@@ -46,7 +46,7 @@ def guarded(verb: Callable[P, None]) -> Callable[P, None]:
 
 
 def refuse_mpirun(verb: str) -> None:
-    """Raise LabelSkewError if ``mpirun`` started a command that starts its own processes."""
+    """Raise LabelSkewError if ``mpirun`` started this command."""
     if mpi_rank() is not None:
         raise mistake(verb, "starts its own processes", "it without mpirun")
 

@@ -1,4 +1,4 @@
-"""The ``labelskew`` command. Heavy imports happen only when a command runs, so that ``--help`` is fast."""
+"""The ``labelskew`` command; heavy imports happen only when a command runs."""
 
 import inspect
 import pkgutil
@@ -28,14 +28,14 @@ def main() -> None:
 for _command in PLUGIN_COMMANDS:
     main.add_command(_command)
 for _module in pkgutil.iter_modules(cli.__path__):
-    if _module.name != "main":  # a module VERB defines the command VERB_command or the group VERB_group
+    if _module.name != "main":  # a module VERB defines VERB_command or VERB_group
         _names = vars(import_module(f"{cli.__name__}.{_module.name}"))
         for _name in {f"{_module.name}_command", f"{_module.name}_group"} & _names.keys():
             main.add_command(_names[_name])
 
 
 def _show_first_sentence(command: click.Command) -> None:
-    """Show the whole first sentence in lists of commands, which click would cut."""
+    """Show whole sentences in lists of commands, which click would cut."""
     first = " ".join(inspect.cleandoc(command.help or "").partition("\n\n")[0].split())
     command.short_help = command.short_help or first.partition(". ")[0].removesuffix(".") + "."
     for part in getattr(command, "commands", {}).values():

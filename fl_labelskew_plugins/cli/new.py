@@ -1,5 +1,3 @@
-"""``labelskew new``."""
-
 import shlex
 from collections.abc import Sequence
 from functools import partial

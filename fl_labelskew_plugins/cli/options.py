@@ -1,4 +1,4 @@
-"""Options and arguments that several commands share."""
+"""Options and arguments of several commands."""
 
 import functools
 from collections.abc import Callable
@@ -18,7 +18,7 @@ RUN = click.argument("folder", metavar="RUN", type=FOLDER)
 
 
 def trained_model(command: Callable[..., None]) -> Callable[..., None]:
-    """Add RUN and its options to a command, which gets the model as its first argument."""
+    """Add RUN and its options to a command, which gets the model."""
 
     @click.argument("place", metavar="RUN", type=PATH)
     @click.option("--best", is_flag=True, help="Use the model of the best round, not of the last one.")

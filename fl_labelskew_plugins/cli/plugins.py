@@ -1,4 +1,4 @@
-"""``labelskew methods``, ``optimizers``, ``partitions``, ``datasets``, ``models``, ``trackers``."""
+"""``labelskew methods`` and the commands of other plugins."""
 
 import ast
 import inspect
@@ -20,7 +20,7 @@ from fl_labelskew_plugins.surveys import measured
 
 
 def names(kind: Kind) -> str:
-    """A table of the registered names; does not import plugins, which may be broken."""
+    """A table of the registered names, without importing plugins, which may be broken."""
     rows = []
     for entry in catalog.entries(kind):
         line = clean(_first_line(entry.target))
@@ -31,10 +31,9 @@ def names(kind: Kind) -> str:
 
 
 def _first_line(target: str) -> str:
-    """The first line of a class's docstring, if available."""
     module, _, name = target.partition(":")
     try:
-        spec: Any = find_spec(module)  # imports the package of the module, but not the module
+        spec: Any = find_spec(module)  # does not import the module itself
         tree = ast.parse(spec.loader.get_source(module))
         (definition,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
         return (ast.get_docstring(definition) or "").partition("\n")[0].replace("``", "")
@@ -66,7 +65,7 @@ def details(kind: Kind, name: str) -> str:
 
 
 def paragraphs(docstring: str | None) -> Iterator[tuple[str, bool]]:
-    r"""The paragraphs after a docstring's first line, and whether each is an equation in LaTeX (``.. math::``).
+    r"""The paragraphs after a docstring's first line, and whether each is an equation.
 
     >>> list(paragraphs("A loss.\n\nEquation 1:\n\n.. math:: a^2\n"))
     [('Equation 1:', False), ('a^2', True)]
@@ -84,7 +83,7 @@ def _deviations(plugin: Any) -> list[str]:
         return []
     try:
         return list(checked(plugin()).deviations())
-    except Exception as error:  # raised by another package; the rest is still shown
+    except Exception as error:  # raised by another package
         return [f"not available: {mistakes.failure(error)}"]
 
 

@@ -1,5 +1,3 @@
-"""``labelskew predict``."""
-
 from __future__ import annotations
 
 import os

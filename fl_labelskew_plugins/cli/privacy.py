@@ -1,5 +1,3 @@
-"""``labelskew privacy``: epsilon from a ledger, or the number of rounds within a budget."""
-
 from __future__ import annotations
 
 import math
@@ -109,7 +107,15 @@ def _forecast(path: Path, overrides: tuple[str, ...], samples: int | None) -> It
 
     privacy.require("labelskew privacy")
     recipe = load(path, overrides)
-    sizes = _sizes(recipe) if samples is None else [samples]
+    if samples is not None:
+        sizes = [samples]
+    elif recipe.own_data:
+        problem = "the silos' own data are not available to this command; use --samples N"
+        raise LabelSkewError(f"client_specific_args.data_silo_config: {problem}")
+    else:
+        from fl_labelskew_plugins.runs.session import divided
+
+        sizes = [int(n) for n in divided(recipe)[1].counts.sum(1) if n]
     train, budget = recipe.train, recipe.privacy.budget
     joining = f"{train.clients_per_round} of {counted(train.client_num_in_total, 'client')}"
     head = f"{clean(recipe.name)}: {recipe.method_name}, {counted(train.comm_round, 'round')} of {joining}"
@@ -149,12 +155,3 @@ def _allowed(recipe: Recipe, sizes: list[int], budget: PrivacyBudget) -> str:
     if joining < clients:
         rounds = f", about {counted(most * clients // joining, 'round')} if each round selects {joining} of {clients}"
     return f"{spent}: allows {counted(most, 'answer')} per client{rounds} (the recipe has {train.comm_round} rounds)"
-
-
-def _sizes(recipe: Recipe) -> list[int]:
-    if recipe.own_data:
-        problem = "the silos' own data are not available to this command; use --samples N"
-        raise LabelSkewError(f"client_specific_args.data_silo_config: {problem}")
-    from fl_labelskew_plugins.runs.session import divided
-
-    return [int(n) for n in divided(recipe)[1].counts.sum(1) if n]

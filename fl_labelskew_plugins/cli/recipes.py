@@ -1,5 +1,3 @@
-"""``labelskew recipes``."""
-
 import os
 import shutil
 from collections import Counter
@@ -41,7 +39,7 @@ def _number(expected: dict[str, Any]) -> str:
 
 @contextmanager
 def fresh(dest: Path, name: str) -> Iterator[Path]:
-    """The path for a copy: ``dest``, or ``name`` in it; LabelSkewError if it exists already or cannot be written."""
+    """The path for a copy: ``dest``, or ``name`` in it; raises LabelSkewError if it exists or cannot be written."""
     target = dest / name if dest.is_dir() else dest
     if os.path.lexists(target):
         raise mistake(target, "exists already", "another DEST")
@@ -72,10 +70,8 @@ def ls(paper: str | None) -> None:
         from fl_labelskew_plugins.recipe import mistakes
 
         raise LabelSkewError(f"--paper {mistakes.unknown(paper, papers)}")
-    contents = shipped.contents(paper.lower())
-    rows = [
-        [*_row(name, recipe), "; ".join(map(_number, recipe.get("expected", ())))] for name, recipe in contents.items()
-    ]
+    contents = shipped.contents(paper.lower()).items()
+    rows = [[*_row(name, recipe), "; ".join(map(_number, recipe.get("expected", ())))] for name, recipe in contents]
     click.echo(table.plain([*head, "expected"], rows, least=DROPPED_FIRST))
 
 

@@ -1,5 +1,3 @@
-"""``labelskew report``."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence

@@ -1,5 +1,3 @@
-"""``labelskew reproduce``."""
-
 import math
 import sys
 import time
@@ -97,10 +95,8 @@ def reproduce_command(
     with writing(f"--out {out}"):
         write_text(out / "table.md", table.markdown(reproduce.HEAD, rows) + "\n")
         write_text(out / "table.csv", table.comma_separated(reproduce.HEAD, rows) + "\n")
-    if sys.stdout.isatty():
-        click.echo(table.plain(reproduce.HEAD, rows))
-    else:
-        click.echo(table.markdown(reproduce.HEAD, rows))
+    form = table.plain if sys.stdout.isatty() else table.markdown
+    click.echo(form(reproduce.HEAD, rows))
     print_line(f"written to {out / 'table.md'} and {out / 'table.csv'}")
     if failed:
         raise RunError("; ".join(failed))

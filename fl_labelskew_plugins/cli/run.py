@@ -1,5 +1,3 @@
-"""``labelskew run``, also used by ``fedml run RECIPE.yaml``."""
-
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +37,7 @@ EPILOG = (
 @click.option("--rank", type=click.IntRange(min=1), help="With --role client: the number of this silo, from 1.")
 @click.option("--server", metavar="HOST:PORT", help="Address of the server across silos, overriding the recipe's.")
 @HOST
-@guarded  # also of `fedml run`, which is not in the group
+@guarded  # for `fedml run`, which is not in the group
 def run_command(recipe: Path | None, overrides: tuple[str, ...], *, quiet: bool, **options: Any) -> None:
     """Run a recipe on this machine, or one part of it.
 

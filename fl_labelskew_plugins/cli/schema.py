@@ -1,5 +1,3 @@
-"""``labelskew schema``."""
-
 import json
 
 import click

@@ -1,5 +1,3 @@
-"""``labelskew silo``."""
-
 import os
 from collections import Counter
 from pathlib import Path

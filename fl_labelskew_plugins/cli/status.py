@@ -1,5 +1,3 @@
-"""``labelskew status``."""
-
 import json
 import os
 from datetime import datetime

@@ -1,5 +1,3 @@
-"""``labelskew sweep``."""
-
 from __future__ import annotations
 
 import shlex
@@ -107,9 +105,7 @@ def _report(planned: Sequence[Planned], failed: Sequence[str], print_line: Calla
         click.echo(shown(report.rows(finished.grouped(runs), last), "table"))
         folder = planned[0].folder.path.parent
         print_line(f"more: {shlex.join(['labelskew', 'report', str(folder), '--html', str(folder / 'report.html')])}")
-    for line in missing:
+    for line in [*missing, *(f"failed: {line}" for line in failed)]:
         click.echo(line, err=True)
-    for line in failed:
-        click.echo(f"failed: {line}", err=True)
     if failed:
         raise RunError(f"{len(failed)} of {len(planned)} runs failed; repeat the command to retry them")

@@ -9,7 +9,7 @@ from fl_labelskew_plugins.machine.text import clean, csv_cell, room, shortened, 
 
 Rows = Sequence[Sequence[str]]
 Marks = Sequence[Sequence[int]]
-"""For each cell: 1 for the best, 2 for the second best, 0 for others."""
+"""Per cell: 1 for the best, 2 for the second best, 0 for others."""
 STYLES = ("", "bold", "underline")
 
 
@@ -18,8 +18,8 @@ def plain(
 ) -> str:
     """Format a table with aligned columns that fits the terminal; in a pipe or a file, one line per row.
 
-    If necessary, columns are dropped and named below the table, and the others continue in further tables below, each
-    with the first column.
+    If necessary, columns are dropped and named below, and the others continue in further tables, each with the first
+    column.
 
     Args:
         head: names of the columns.
@@ -37,7 +37,7 @@ def plain(
     styles = [[0] * len(head), *(marks or [[0] * len(head)] * len(rows))]
     cleaned = [[clean(cell, 4096) for cell in row] for row in (head, *rows)]
     count = len(head) if words is None else words
-    for most in (limit, 24):  # with numbers, columns are dropped before text wraps; then long words are shortened
+    for most in (limit, 24):  # with numbers, columns are dropped before text wraps
         texts = [
             ["".join(shortened(word, most) for word in re.split(r"(\s+)", cell)) for cell in row] for row in cleaned
         ]
@@ -51,15 +51,6 @@ def plain(
         if _width(narrow, visible) <= limit:
             break
 
-    def widths(columns: Sequence[int]) -> list[int]:
-        sizes = {i: full[i] for i in columns}
-        while sum(sizes.values()) + 2 * len(columns) - 2 > limit:
-            widest = max(columns, key=lambda i: sizes[i] - narrow[i])
-            if sizes[widest] == narrow[widest]:
-                break
-            sizes[widest] -= 1
-        return list(sizes.values())
-
     blocks = [visible[:1]]
     for i in visible[1:]:
         if len(blocks[-1]) > 1 and _width(narrow, [*blocks[-1], i]) > limit:
@@ -68,9 +59,15 @@ def plain(
     console = Console(file=io.StringIO(), width=10**6, force_terminal=True, color_system="standard")
     texts_of_blocks = []
     for columns in blocks:
+        widths = list(full)
+        while _width(widths, columns) > limit:
+            widest = max(columns, key=lambda i: widths[i] - narrow[i])
+            if widths[widest] == narrow[widest]:
+                break
+            widths[widest] -= 1
         table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
-        for i, width in zip(columns, widths(columns), strict=True):
-            table.add_column(width=width, justify="left" if i < count else "right", overflow="fold")
+        for i in columns:
+            table.add_column(width=widths[i], justify="left" if i < count else "right", overflow="fold")
         for row, of_row in zip(texts, styles, strict=True):
             table.add_row(*(Text.assemble((row[i], STYLES[of_row[i]])) for i in columns))
         with console.capture() as captured:
@@ -115,7 +112,7 @@ def comma_separated(head: Sequence[str], rows: Rows) -> str:
 LATEX = str.maketrans(
     {
         **{letter: f"\\{letter}" for letter in "&%$#_{}"},
-        **{letter: f"{{{letter}}}" for letter in "[]*"},  # after a line break LaTeX would read them as an argument
+        **{letter: f"{{{letter}}}" for letter in "[]*"},  # else an argument of a line break
         **{"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}", "|": "\\textbar{}"},
         **{"<": "$<$", ">": "$>$", "±": "$\\pm$"},
     }
@@ -123,7 +120,7 @@ LATEX = str.maketrans(
 
 
 def latex(head: Sequence[str], rows: Rows, marks: Marks, words: int) -> str:
-    """Format a tabular for booktabs, right-aligned from column ``words`` on; mark 1 is bold, 2 is italic."""
+    """Format a tabular for booktabs; ``words`` and ``marks`` as in :func:`markdown`."""
     fonts = ("", "\\bfseries ", "\\itshape ")
     lines = [[cell.translate(LATEX) for cell in row] for row in (head, *rows)]
     for row, styles in zip(lines[1:], marks, strict=True):

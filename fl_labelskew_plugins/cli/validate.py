@@ -1,5 +1,3 @@
-"""``labelskew validate``."""
-
 from __future__ import annotations
 
 from pathlib import Path
