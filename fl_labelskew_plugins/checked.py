@@ -1,12 +1,10 @@
-"""Turn errors and invalid values of other packages' plugins into one-line error messages.
-
-:func:`checked` wraps every hook in a :class:`Hook`; ``fl_labelskew_registry.answers`` checks the values.
-"""
+"""Turn errors and invalid values of other packages' plugins into one-line error messages."""
 
 import sys
 import sysconfig
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from fl_labelskew_registry import HOOKS, LabelSkewError, Method
@@ -19,13 +17,13 @@ T = TypeVar("T")
 
 OURS = {"fl_labelskew_plugins", "fl_labelskew_registry"}
 OTHERS = {"torch", "fedml", *OURS, *sys.stdlib_module_names}
-"""Packages with frames that do not belong to the plugin's author."""
+"""Packages of which no frame belongs to a plugin's author."""
 SENT = (float32, float64, int64)
 """Types of tensors that leave a client."""
 
 
 class HookError(LabelSkewError):
-    """A plugin's hook failed or returned an invalid value; ``frames``: of the author's code."""
+    """A plugin's hook failed or returned an invalid value."""
 
     exit_code = 1
 
@@ -44,21 +42,18 @@ def checked(plugin: T, *, of: object = None) -> T:
     return plugin
 
 
+@dataclass(eq=False)
 class Hook:
-    """A checked hook of a plugin.
+    """A checked hook of a plugin; ``kind``: its author's class; ``given``: the object's own function, if any."""
 
-    ``kind``: a class of the hook's author; ``given``: a function of the object that replaces the class's.
-    """
-
-    def __init__(self, owner: Any, contract: type, name: str, kind: type, given: Callable[..., Any] | None) -> None:
-        self.owner, self.contract, self.name, self.kind, self.given = owner, contract, name, kind, given
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # a copied plugin gets its own hooks
-        return Hook, (self.owner, self.contract, self.name, self.kind, self.given)
+    owner: Any
+    contract: type
+    name: str
+    kind: type
+    given: Callable[..., Any] | None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the hook's value; raises HookError if it is invalid, or the author's code fails."""
+        """The hook's value; raises HookError if it is invalid, or the author's code fails."""
         function = self.given
         if function is None:  # features may be a submodule of the network
             hook = getattr(type(self.owner), self.name, None)
@@ -78,7 +73,7 @@ class Hook:
 
 
 def hook_name(plugin: Any, *hooks: str) -> str:
-    """A plugin's overridden hooks as ``Class.hook (module)``, of each part of a combined method."""
+    """Overridden hooks as ``Class.hook (module)``, of each part of a combined method."""
     names = []
     for part in getattr(plugin, "parts", {"": plugin}).values():
         kind = type(part)
@@ -88,7 +83,7 @@ def hook_name(plugin: Any, *hooks: str) -> str:
 
 
 def backward(total: Tensor, method: Method) -> None:
-    """Compute the gradients of a loss; report an error to the author of the loss."""
+    """Compute a loss's gradients; raises HookError if that fails in another package's loss."""
     try:
         total.backward()  # type: ignore[no-untyped-call]
     except LabelSkewError:
