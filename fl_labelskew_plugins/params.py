@@ -13,7 +13,7 @@ IS_PATH = "path"
 
 
 def absolute(value: Any, folder: Path) -> Any:
-    """A recipe's path, or each path of a list, relative to ``folder``."""
+    """A path, or each path of a list, relative to ``folder``."""
     if isinstance(value, list):
         return [absolute(path, folder) for path in value]
     return os.path.abspath(folder / os.path.expanduser(value)) if isinstance(value, str) else value

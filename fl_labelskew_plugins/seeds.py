@@ -25,11 +25,11 @@ NUMBERED = {
     "circles": 7,
     "fake lesions": 2019,
 }
-"""Fixed numbers of purposes; changing one changes data or partitions, and so every result."""
+"""Changing a purpose's number changes data or partitions, and so every result."""
 
 
 def sequence(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.SeedSequence:
-    """The seed sequence of a purpose such as ``"batches"``, equal on every machine."""
+    """The seed sequence of a purpose such as ``"batches"``."""
     if purpose in NUMBERED:
         return np.random.SeedSequence([seed, NUMBERED[purpose]])
     return np.random.SeedSequence([seed, crc32(purpose.encode()), round, client])
@@ -41,7 +41,7 @@ def numpy_generator(seed: int, purpose: str, round: int = 0) -> np.random.Genera
 
 
 def published_generator(seed: int) -> np.random.Generator:
-    """Numpy's generator with a plain seed, to reproduce published partitions."""
+    """Numpy's generator of published partitions, with a plain seed."""
     return np.random.default_rng(seed)
 
 

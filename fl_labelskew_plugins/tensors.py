@@ -21,19 +21,19 @@ T = TypeVar("T")
 State = dict[str, Tensor]
 Weights = dict[str, Tensor]
 OPTIMIZER = "optimizer"
-"""Group of the optimiser's tensors among shared, kept or sent ones; the others are the method's."""
+"""Group of the optimiser's tensors; all others are the method's."""
 PIECE = 2**22
-"""Entries of a large tensor, or bytes of a message for the disk, that are in memory at a time."""
+"""Entries of a tensor, or bytes of a message on disk, in memory at a time."""
 
 
 def content(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor, on the CPU and in row-major order."""
+    """A tensor's bytes, in row-major order."""
     data: memoryview = tensor.detach().cpu().contiguous().reshape(-1).view(uint8).numpy().data
     return data
 
 
 def joined(**groups: Mapping[str, T]) -> dict[str, T]:
-    """Merge dictionaries into one with keys ``group/name``."""
+    """One dictionary with keys ``group/name``."""
     return {f"{group}/{name}": tensor for group, tensors in groups.items() for name, tensor in tensors.items()}
 
 
@@ -80,7 +80,7 @@ class OnDisk(mmap.mmap):
 
 
 ON_DISK: weakref.WeakValueDictionary[int, OnDisk] = weakref.WeakValueDictionary()
-"""Buffers of decoded messages by the address of their tensors' storage."""
+"""Buffers of decoded messages by their tensors' address."""
 
 
 def channels_last(tensor: Tensor) -> bool:
@@ -90,13 +90,12 @@ def channels_last(tensor: Tensor) -> bool:
 
 def evict(tensor: Tensor) -> None:
     """Remove a tensor from memory if its message is on disk."""
-    buffer = ON_DISK.get(tensor.untyped_storage().data_ptr())
-    if buffer is not None:
+    if (buffer := ON_DISK.get(tensor.untyped_storage().data_ptr())) is not None:
         buffer.evict()
 
 
 def pieces(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield and evict flat parts of at most :data:`PIECE` entries in memory order; one part if not contiguous."""
+    """Flat parts of :data:`PIECE` entries in memory order, evicted after use; one part if not contiguous."""
     flat = tensor.permute(0, 2, 3, 1) if channels_last(tensor) else tensor
     for part in flat.reshape(-1).split(PIECE) if flat.is_contiguous() else [tensor]:  # type: ignore[no-untyped-call]
         yield part

@@ -14,7 +14,7 @@ OPEN_MPI = "apt-get install openmpi-bin libopenmpi-dev"
 
 
 def load(extra: str, *modules: str, what: str, otherwise: str = "") -> Any:
-    """Import modules of an extra, and return the first one; raises LabelSkewError ``WHAT needs ...OTHERWISE``."""
+    """Import an extra's modules, and return the first; raises LabelSkewError ``WHAT needs ...OTHERWISE``."""
     for module in modules:
         name = module.partition(".")[0]
         try:
@@ -26,11 +26,7 @@ def load(extra: str, *modules: str, what: str, otherwise: str = "") -> Any:
 
 
 def install(extra: str) -> str:
-    """The command that installs an extra's requirements.
-
-    >>> install("mpi")
-    "pip install 'mpi4py>=3.1'"
-    """
+    """The command that installs an extra's requirements."""
     from packaging.requirements import Requirement
 
     bounds: dict[str, Requirement] = {}

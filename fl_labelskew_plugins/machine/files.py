@@ -1,4 +1,4 @@
-"""Read and write regular files; write atomically."""
+"""Read and write regular files; write atomically. Functions that read raise OSError as :func:`open_regular`."""
 
 import errno
 import fcntl
@@ -38,7 +38,7 @@ def open_regular(path: str | Path, flags: int, mode: int = 0o666) -> int:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock a folder, if its file system has locks; raises OSError if it cannot be read."""
+    """Lock a folder, if its file system has locks; raises OSError."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):
@@ -49,32 +49,32 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def check_regular(path: str | Path) -> int:
-    """The size of a file that a library opens by name; raises as :func:`open_regular`."""
+    """The size of a file that a library then opens by name."""
     with open(path, "rb", opener=open_regular) as stream:
         return os.fstat(stream.fileno()).st_size
 
 
 def read_bytes(path: str | Path, max_bytes: int = -1) -> bytes:
-    """The content of a regular file, at most ``max_bytes`` bytes; raises as :func:`open_regular`."""
+    """At most ``max_bytes`` bytes of a regular file."""
     with open(path, "rb", opener=open_regular) as stream:
         return stream.read(max_bytes)
 
 
 def read_pieces(path: str | Path) -> Iterator[bytes]:
-    """The content of a regular file in parts of 1 MiB; raises as :func:`open_regular`."""
+    """A regular file in parts of 1 MiB."""
     with open(path, "rb", opener=open_regular) as stream:
         while piece := stream.read(2**20):
             yield piece
 
 
 def read_text(path: str | Path, errors: str = "strict") -> str:
-    """The text of a regular file; raises as :func:`open_regular`, and UnicodeDecodeError."""
+    """The text of a regular file; raises UnicodeDecodeError."""
     return read_bytes(path).decode("utf-8", errors)
 
 
 @contextmanager
 def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
-    """A new temporary file, never a link or FIFO, that replaces ``path`` if the block succeeds."""
+    """A new file, never a link or FIFO, that replaces ``path`` if the block succeeds."""
     part = path.with_name(path.name + ".part")
     part.unlink(missing_ok=True)
     os.close(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
@@ -87,7 +87,7 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str, *, durable: bool = False) -> None:
-    """Write a text file atomically; ``durable``: on disk when this returns."""
+    """Write a text file atomically; ``durable``: also if the power fails."""
     with replacing(path) as part, part.open("w", encoding="utf-8") as file:
         file.write(text)
         if durable:
@@ -103,7 +103,7 @@ def write_text(path: Path, text: str, *, durable: bool = False) -> None:
 def copied(path: Path, to: Path) -> None:
     """Copy a file atomically, as a hard link if possible."""
     if to.exists() and to.samefile(path):
-        return  # renaming a link to another link of the same file would leave the temporary file
+        return  # renaming a link to its own file would keep the temporary file
     with replacing(to) as part:
         part.unlink()
         try:
@@ -113,7 +113,7 @@ def copied(path: Path, to: Path) -> None:
 
 
 def read_lines(file: Path) -> list[dict[str, Any]]:
-    """The JSON objects in a file's lines, up to a damaged line; raises LabelSkewError if it cannot be read."""
+    """The JSON objects in a file's lines, up to a damaged one; raises LabelSkewError if it cannot be read."""
     lines: list[dict[str, Any]] = []
     try:
         text = read_text(file, "replace") if file.exists() else ""

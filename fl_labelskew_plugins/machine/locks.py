@@ -2,13 +2,12 @@
 
 A lock is a file that describes its holder, created with ``O_EXCL``, which network file systems support. It is stale
 
-- if its process has ended on this machine and container: the process held ``flock`` on the file;
+- if its process, on this machine and in this container, has ended: it held ``flock`` on the file;
 - if this process is the same Slurm job, requeued since then;
 - if it was not touched for :data:`LEASE_S` by the file server's clock.
 
-A stale lock is replaced by renaming the file :data:`NEXT`, which only one process can create; :meth:`Lock.check`
-detects this after a suspension. ``filelock`` never takes over a lease on a network file system, and ``flufl.lock``
-compares machines' clocks.
+A stale lock is replaced by renaming the file :data:`NEXT`, which only one process can create. ``filelock`` never takes
+over a lease on a network file system, and ``flufl.lock`` compares machines' clocks.
 """
 
 import contextlib
@@ -31,8 +30,8 @@ from fl_labelskew_plugins.machine.files import open_regular, read_bytes
 from fl_labelskew_plugins.machine.text import clean
 
 NAME, NEXT = ".lock", ".lock.next"
-LEASE_S = 120.0  # without a touch, until another machine's lock is stale
-PATIENCE_S = 2.0  # to wait for a lock; its holder may still save before it ends
+LEASE_S = 120.0
+PATIENCE_S = 2.0  # a lock's holder may still save before it ends
 
 
 class HeldError(LabelSkewError):
@@ -50,7 +49,7 @@ class Lock:
         self._folder, self._content = folder, content
 
     def check(self) -> None:
-        """Raise RunError if another process has taken over the lock."""
+        """Raise RunError if another process took over the lock, such as after a suspension."""
         content = _content(self._folder / NAME)
         if content == self._content:
             return
@@ -61,13 +60,13 @@ class Lock:
 
 
 def belongs(name: str) -> bool:
-    """Whether this is the name of a lock, a future lock, or NFS's remainder of one."""
+    """Whether a file is a lock, a future lock, or NFS's remainder of one."""
     return name == NAME or name.startswith((f"{NAME}.", ".nfs"))
 
 
 @contextlib.contextmanager
 def hold(folder: Path, *, patience: float = PATIENCE_S) -> Iterator[Lock]:
-    """Hold the lock of a folder; raise HeldError after ``patience`` seconds, LabelSkewError if it is not writable."""
+    """Hold a folder's lock; raise HeldError after ``patience`` seconds, LabelSkewError if it is not writable."""
     pid = os.getpid()
     owner = {"pid": pid, "machine": socket.gethostname(), "here": _here(), "token": secrets.token_hex(8)}
     content = json.dumps(owner | _slurm()).encode()
@@ -109,8 +108,7 @@ def _acquire(folder: Path, content: bytes, patience: float) -> int:
     while True:
         before = _content(file)
         if before is None or _stale(file, before):
-            handle = _create(file, content) if before is None else _replace(file, content)
-            if handle is not None:
+            if (handle := _create(file, content) if before is None else _replace(file, content)) is not None:
                 return handle
         elif time.monotonic() >= until:
             holder, remote = _holder(before), _parsed(before).get("here") != _here()
@@ -122,7 +120,7 @@ def _acquire(folder: Path, content: bytes, patience: float) -> int:
 
 
 def _create(file: Path, content: bytes) -> int | None:
-    """Create a file and lock it with ``flock``; None if another process was faster."""
+    """Create a locked file; None if it exists."""
     try:
         handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
     except FileExistsError:

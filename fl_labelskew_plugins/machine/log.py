@@ -20,7 +20,7 @@ form = PLAIN
 
 
 def begin() -> None:
-    """Use the format in :data:`FORM`, or that of the output; raises LabelSkewError for an unknown one."""
+    """Use the format in :data:`FORM`, by default the output's; raises LabelSkewError for an unknown one."""
     global form  # noqa: PLW0603  # one per process
     wanted = os.environ.get(FORM) or (PLAIN if sys.stdout.isatty() else TEXT)
     if wanted not in (PLAIN, TEXT, JSON):
@@ -56,7 +56,7 @@ def warn(text: str) -> None:
 
 
 def error(text: str, level: str = ERROR) -> None:
-    """Print an error message; only plain lines keep a prefix ``error: ``."""
+    """Print an error message, without its prefix ``error: `` if lines have a level."""
     lines = text if form == PLAIN else "\n".join(line.removeprefix("error: ") for line in text.splitlines())
     print(formed(lines, level), file=sys.stderr, flush=True)
 
@@ -72,7 +72,7 @@ def formed(text: str, level: str) -> str:
 
 
 def named(part: str, line: str, level: str) -> str:
-    """A line of another process with its name; ``level``: for a line without one."""
+    """Another process's line with its name; ``level``: if it has none."""
     if form == JSON:
         with contextlib.suppress(ValueError, TypeError):
             return json.dumps({**json.loads(line), "part": part})

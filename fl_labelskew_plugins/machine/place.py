@@ -20,7 +20,7 @@ def mpi_rank() -> tuple[int, int] | None:
 
 
 def place_on_node() -> tuple[int, int] | None:
-    """As :func:`mpi_rank`, but on this machine; None if it has all processes."""
+    """As :func:`mpi_rank`, but on this machine; None if all processes are here."""
     place, names = mpi_rank(), os.environ
     with contextlib.suppress(KeyError, ValueError):
         if "OMPI_COMM_WORLD_LOCAL_RANK" in names:

@@ -1,7 +1,4 @@
-"""Handle signals so that Ctrl-C always prints one line and gives exit code 130.
-
-An exception during an import may be replaced, swallowed or printed as ignored, so the process then ends at once.
-"""
+"""Handle signals so that Ctrl-C always prints one line and gives exit code 130."""
 
 import contextlib
 import errno
@@ -23,7 +20,7 @@ IMPORTING = "<frozen importlib"
 
 
 def end_or_interrupt(signum: int, frame: FrameType | None) -> None:
-    """End this process during an import, else raise KeyboardInterrupt."""
+    """Raise KeyboardInterrupt; during an import, which may swallow exceptions, end this process at once."""
     caller = frame
     while caller is not None:
         if caller.f_code.co_filename.startswith(IMPORTING):
@@ -33,7 +30,7 @@ def end_or_interrupt(signum: int, frame: FrameType | None) -> None:
 
 
 def interrupt(signum: int, frame: FrameType | None) -> None:
-    """Raise KeyboardInterrupt; for a process with data to save or processes to end."""
+    """Raise KeyboardInterrupt, for a process with data to save or processes to end."""
     terminal_closed()
     raise KeyboardInterrupt
 
@@ -65,8 +62,8 @@ def ending() -> Iterator[None]:
 def interrupting() -> Iterator[None]:
     """Handle the signals :data:`ENDING` like Ctrl-C.
 
-    C and Rust code may replace KeyboardInterrupt by its own errors, so after a signal any error is an interruption,
-    except OSError and RunError, which report unsaved data.
+    C and Rust code may replace KeyboardInterrupt, so after a signal any error is an interruption, except OSError and
+    RunError, which report unsaved data.
     """
     signalled = False
 
@@ -121,7 +118,7 @@ def blocked(*numbers: int) -> Iterator[None]:
 
 
 def end_with_parent(other_end: int, number: int = signal.SIGTERM) -> None:
-    """Send this process a signal after its parent's end; ``other_end``: of a pipe or socket to the parent."""
+    """Send this process a signal when its parent ends; ``other_end``: of a pipe or socket to the parent."""
 
     def watch() -> None:
         poll = select.poll()

@@ -7,11 +7,11 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-RESUME = "FL_LABELSKEW_RESUME"  # environment variable with the text of resume_line, for child processes
+RESUME = "FL_LABELSKEW_RESUME"  # environment variable with the parent's resume_line
 
 
 def resume_line(words: Iterable[str]) -> str:
-    """``to resume:`` and the command with these arguments; in a child process, its parent's."""
+    """``to resume:`` and the command; in a child process, its parent's."""
     return os.environ.get(RESUME) or f"to resume: {shlex.join([program(), *words])}"
 
 

@@ -1,4 +1,4 @@
 """Recipes: keys, values, compatibility and error messages.
 
-May import the plugins (methods, optimizers, models, data) and packages below them. All packages above use it.
+May import the plugins and packages below them; all packages above use it.
 """

@@ -5,11 +5,9 @@ import re
 from contextlib import suppress
 from urllib.parse import unquote
 
-_NAME = re.compile(r"(?!-)[A-Za-z0-9_.-]{1,253}\Z")
-
 
 def split(address: str) -> tuple[str, int]:
-    """Host, without brackets, and port; raises ValueError for another form.
+    """Host, without brackets, and port; raises ValueError for other text.
 
     >>> split("[::1]:8890")
     ('::1', 8890)
@@ -17,7 +15,7 @@ def split(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     with suppress(ValueError):
         bracketed = host.startswith("[") and host.endswith("]")
-        known = ipaddress.IPv6Address(host[1:-1]) if bracketed else _NAME.match(host)
+        known = ipaddress.IPv6Address(host[1:-1]) if bracketed else re.fullmatch(r"(?!-)[A-Za-z0-9_.-]{1,253}", host)
         # \d would also match digits of other scripts
         if known and re.fullmatch("[0-9]{1,5}", port) and int(port) <= 65535:
             return host.strip("[]"), int(port)
@@ -46,16 +44,12 @@ def of_peer(peer: str) -> tuple[str, int]:
 
 
 def plain(host: str) -> str:
-    """An IP address without its zone; IPv4-mapped addresses in IPv4 form."""
+    """An IP address without its zone, and IPv4-mapped ones as IPv4."""
     return host.partition("%")[0].removeprefix("::ffff:")
 
 
 def loopback(address: str) -> bool:
-    """Whether an address is reachable only from its own machine.
-
-    >>> loopback("127.0.0.1:8890"), loopback("0.0.0.0:8890")
-    (True, False)
-    """
+    """Whether only its own machine can reach an address."""
     host, _ = split(address)
     try:
         return ipaddress.ip_address(host).is_loopback

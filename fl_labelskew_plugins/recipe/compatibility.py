@@ -18,9 +18,8 @@ def check_extras(recipe: Recipe) -> None:
     """Raise LabelSkewError if required packages are missing."""
     comm = recipe.comm
     if comm.over_mpi:
-        extras.load(
-            "mpi", "mpi4py", what="comm_args.backend: MPI", otherwise=f"; it also needs Open MPI: {extras.OPEN_MPI}"
-        )
+        library = f"; it also needs Open MPI: {extras.OPEN_MPI}"
+        extras.load("mpi", "mpi4py", what="comm_args.backend: MPI", otherwise=library)
     if recipe.common.across_silos:
         grpc()
         if comm.certs is not None:
@@ -32,13 +31,13 @@ def check_extras(recipe: Recipe) -> None:
 
 
 def grpc() -> Any:
-    """Import grpc without its log of refused connections; ``GRPC_VERBOSITY=info`` shows it."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC reads it when it is imported
+    """Import grpc without its log of refused connections."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # read by the import
     return extras.load("grpc", "grpc", what="comm_args.backend: GRPC")
 
 
 def missing_trackers(recipe: Recipe) -> list[str]:
-    """Trackers of a recipe without installed packages."""
+    """Trackers of a recipe that are not installed."""
     named = {name for item in recipe.tracking.trackers for name in item}
     return [name for name in ("mlflow", "tensorboard", "wandb") if name in named and find_spec(name) is None]
 
@@ -49,7 +48,7 @@ def sends_more(optimizer: Optimizer) -> bool:
 
 
 def conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Conflicts of the method and the optimiser, as in :func:`.conflicts.conflicts`."""
+    """Key and error message of each conflict of the method and the optimiser."""
     train, comm, method, optimizer = recipe.train, recipe.comm, recipe.method, recipe.optimizer
     name, key = train.federated_optimizer, "train_args.federated_optimizer"
     cannot = f"cannot be used with federated_optimizer {name}"
@@ -86,7 +85,7 @@ def host_installed() -> bool:
 
 
 def uses_rounds(recipe: Recipe) -> str | None:
-    """The setting, if any, that makes a round depend on ``comm_round``."""
+    """A setting that makes rounds depend on ``comm_round``, if any."""
     if switches := recipe.host_switches:
         return f"{switches[0]}: FedML's code may use it"
     parts = {recipe.method_name: recipe.method, **getattr(recipe.method, "parts", {})}
@@ -96,9 +95,9 @@ def uses_rounds(recipe: Recipe) -> str | None:
 
 
 def hosted(recipe: Recipe, host: str | None, before: str | None = None) -> Recipe:
-    """The recipe, with or without FedML; raises LabelSkewError if FedML is missing and needed.
+    """The recipe, with or without FedML; raises LabelSkewError if it needs FedML, which is missing.
 
-    ``host``: ``fedml`` or ``none``; default: ``before``, of a resumed run, else FedML if it is installed.
+    ``host``: ``fedml`` or ``none``; default: ``before``, of a resumed run, or FedML if installed.
     """
     if host not in (None, "fedml", "none"):
         raise mistake(f"host {clean(host)}", "is unknown", "fedml or none")
@@ -111,14 +110,14 @@ def hosted(recipe: Recipe, host: str | None, before: str | None = None) -> Recip
 
 
 def without_host(recipe: Recipe, use: str) -> Recipe:
-    """The recipe without FedML; raises LabelSkewError, with the alternative ``use``, if it needs FedML."""
+    """The recipe without FedML; raises LabelSkewError, with the advice ``use``, if it needs FedML."""
     for key in recipe.host_switches:
         raise mistake(key, "true needs FedML's code, but this run does not use FedML", f"false, or {use}")
     return recipe.model_copy(update={"hosted": False})
 
 
 def overruled(recipe: Recipe) -> list[str]:
-    """A log message if the optimiser's aggregation weights replace the method's."""
+    """A log message if the optimiser's weights of uploads replace the method's."""
     method, optimizer = recipe.method, recipe.optimizer
     if optimizer.aggregation in (None, method.aggregation):
         return []

@@ -37,7 +37,7 @@ ADDED_DEFAULTS: dict[str, dict[str, Any]] = {
     "train_args": {"augment": []},
     "model_args": {"weights": None, "stem": "small"},
 }
-"""Omitted, so that digests of version 0.2's recipes stay the same."""
+"""Omitted, so that digests stay the same as in version 0.2."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Function:
         return FunctionNetwork(self, params)
 
     def loaded(self) -> Callable[..., Any]:
-        """The function, from the checked content."""
+        """Run the checked content, and return the function."""
         name = f"labelskew_network_{hashlib.sha256(bytes(self.file) + self.content).hexdigest()}"
         if (module := sys.modules.get(name)) is None:
             module = sys.modules[name] = types.ModuleType(name)
@@ -77,7 +77,7 @@ class Function:
 
 
 class FunctionNetwork(Network):
-    """A network built by a user's function; see :class:`.ModuleNetwork`."""
+    """A network built by a user's function."""
 
     def __init__(self, function: Function, params: params.Params) -> None:
         super().__init__(params)
@@ -87,7 +87,7 @@ class FunctionNetwork(Network):
         """Call the function; raises LabelSkewError if it fails or returns no suitable module."""
         schema = keys_of(self.function.Params)
         values = self.params.model_dump(mode="json", by_alias=True)
-        # do not pass defaults: JSON may not represent their type or value
+        # JSON may not represent a default's type or value
         changed = {k: v for k, v in values.items() if "default" not in schema[k] or v != schema[k]["default"]}
         try:
             with torch.random.fork_rng([]):  # or the weights would depend on whether the file ran before
@@ -107,7 +107,7 @@ class FunctionNetwork(Network):
 
 
 def find(name: str) -> Function:
-    """The function of this name, without running code; raises LabelSkewError for invalid ones."""
+    """Find a function without running code; raises LabelSkewError."""
     place, _, function = name.rpartition(":")
     if not place.endswith(".py") or not function.isidentifier():
         raise LabelSkewError(f"{clean(name)}: expected FILE.py:FUNCTION")
@@ -152,7 +152,7 @@ def _params(node: ast.FunctionDef, where: str) -> type[params.Params]:
 
 
 def files(recipe: Recipe) -> dict[str, dict[str, str]]:
-    """Path and SHA-256 of local files, by key of ``model_args``."""
+    """Path and SHA-256 of each file in ``model_args``."""
     network, params = recipe.network, recipe.network.params
     if isinstance(network, FunctionNetwork):
         return {"model": {"file": str(network.function.file), "sha256": network.function.sha256}}
@@ -169,7 +169,7 @@ def _digest(path: str) -> str:
 
 
 def portable(recipe: Recipe) -> dict[str, dict[str, Any]]:
-    """The resolved recipe, with digests instead of the network's paths."""
+    """The resolved recipe, with SHA-256 instead of paths in ``model_args``."""
     resolved = recipe.resolved()
     for key, made in files(recipe).items():
         name = recipe.network_name.rpartition(":")[2] if key == "model" else "a file"

@@ -34,12 +34,12 @@ OF_SERVER = ("federated_optimizer", "proxy_aggregation", "proxy_smoothing")
 
 
 def load(path: str | Path, overrides: Sequence[str] = (), *, objects: Mapping[str, Any] = NOTHING) -> Recipe:
-    """Read a recipe by path or name; ``overrides``, ``objects`` and errors as in :func:`parse`."""
+    """Read a recipe by path or name; see :func:`parse`."""
     return parse(read_text(path), source=path, overrides=overrides, objects=objects)
 
 
 def read_text(path: str | Path) -> str:
-    """Text of a YAML file, or of the shipped recipe of this name; raises MistakesError for others."""
+    """Text of a file, or of the package's recipe of this name; raises MistakesError."""
     if (text := shipped.text(path)) is not None:
         return text
     try:
@@ -84,8 +84,7 @@ def _reference(recipe: Recipe) -> str:
 def silo(recipe: Recipe, rank: int, *, survey: bool = False) -> Recipe:
     """The recipe for silo ``rank`` (``1 .. K``), changed by its own file; raises RecipeError with every mistake.
 
-    The file's ``data_args`` replace the recipe's section; other sections replace single keys. For a survey, only
-    ``server_fingerprint`` of the policy is checked, as nothing is trained.
+    For a survey, only ``server_fingerprint`` of the policy is checked, as nothing is trained.
     """
     silos = recipe.train.client_num_in_total
     if not 1 <= rank <= silos:
@@ -99,7 +98,7 @@ def silo(recipe: Recipe, rank: int, *, survey: bool = False) -> Recipe:
 def check(path: Path, overrides: Sequence[str] = (), host: str | None = None) -> str:
     """Check a recipe, or a silo's own file with each of its recipes; return ``ok``, and remarks.
 
-    Raise RecipeError with every mistake, and LabelSkewError as :func:`.compatibility.hosted`.
+    Raises RecipeError with every mistake, and LabelSkewError as :func:`.compatibility.hosted`.
     """
     text = read_text(path)
     if not _silos_own(_content(text)):
@@ -136,7 +135,7 @@ def _content(text: str) -> Any:
 
 
 def homes(path: Path) -> list[tuple[Path, int]]:
-    """Recipes in the same folder that name a silo's own file, and its rank, from 1."""
+    """Recipes in the folder that name a silo's own file, and its rank, from 1."""
     found: list[tuple[Path, int]] = []
     for recipe in sorted(path.parent.glob("*.y*ml")):
         with contextlib.suppress(RecipeError, KeyError, TypeError, ValueError):  # not a recipe, or without this file
@@ -192,7 +191,7 @@ class _Check(Mistakes):
         return made
 
     def changes(self, text: str, base: Recipe | None = None) -> dict[str, Any]:
-        """Changes of a silo's own file, by attribute of a recipe; None for invalid ones."""
+        """A silo's values by attribute of a recipe; None for invalid ones."""
         resolved = {} if base is None else base.resolved()
         changes: dict[str, Any] = {}
         for section, keys in self._sections(text, tuple(SILO), "a silo's file").items():
@@ -249,7 +248,7 @@ class _Check(Mistakes):
         return raw
 
     def _override(self, raw: dict[str, dict[str, Any]], overrides: Sequence[str]) -> None:
-        # plugin choices first: they drop parameters of the file, but not those of other overrides
+        # plugin choices first: they drop only the file's parameters
         choosers = {f"{section}.{model.key}" for section, model in PLUGGED.items()}
         for override in sorted(overrides, key=lambda text: text.partition("=")[0].strip() not in choosers):
             place, equals, text = override.partition("=")

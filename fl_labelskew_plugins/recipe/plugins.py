@@ -34,7 +34,7 @@ def names(kind: catalog.Kind) -> list[str]:
 
 
 def known(kind: catalog.Kind, name: str, place: str, mistakes: Mistakes) -> bool:
-    """Whether a plugin has that name; otherwise add a mistake."""
+    """Whether a plugin has this name; if not, add a mistake."""
     if name in names(kind):
         return True
     mistakes.add(place, "; ".join([unknown(name, names(kind)), *catalog.misplaced(kind, name)]))
@@ -44,7 +44,7 @@ def known(kind: catalog.Kind, name: str, place: str, mistakes: Mistakes) -> bool
 def chosen(
     section: str, model: type[PluginArgs], raw: Mapping[str, Any], mistakes: Mistakes, *, instead: Any = None
 ) -> tuple[PluginArgs | None, Any]:
-    """Common keys and plugin of a section; None for invalid ones."""
+    """A section's own keys and its plugin; None if invalid."""
     common, place = keys_of(model), f"{section}.{model.key}"
     if instead is not None:
         known_keys = {key: value for key, value in raw.items() if key in common}
@@ -171,16 +171,13 @@ def from_objects(
     method: Method | None = None,
     partition: Sequence[Sequence[int]] | Partitioner | None = None,
 ) -> dict[str, Any]:
-    """Turn objects into plugins, by section.
+    """Turn objects into plugins, by section; raises LabelSkewError for a wrong type.
 
     Args:
-        model: see :class:`.ModuleNetwork`; it is copied, not changed.
+        model: see :class:`.ModuleNetwork`; it is copied.
         dataset: see :func:`.data.given.given_data`.
         method: any method.
         partition: indices of each client's training samples.
-
-    Raises:
-        LabelSkewError: an object has the wrong type.
     """
     if isinstance(model, nn.Module):
         model = ModuleNetwork(model)
@@ -205,5 +202,5 @@ def from_objects(
 
 
 def object_description(plugin: Any) -> str:
-    """Description of an object; resuming requires the same."""
+    """An object as text, which must be the same when a run resumes."""
     return clean(getattr(plugin, "description", f"{type(plugin).__name__}({plugin.params!s})"), 1000)

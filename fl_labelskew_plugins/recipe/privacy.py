@@ -33,7 +33,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class Leaving:
-    """Noise on data that leave a client, by message (``hello``: a silo's first)."""
+    """Noise by message; ``hello``: a silo's first."""
 
     hello: list[Noise]
     opening: list[Noise]
@@ -103,7 +103,7 @@ def _on_weights(recipe: Recipe, least: int) -> Noise:
 
 
 def reported_accuracy(recipe: Recipe) -> str:
-    """Log message about the accuracies that a server with only sums gets."""
+    """Log message on the accuracies of a server with only sums."""
     if not recipe.validation.per_client:
         return "silos' accuracy: not tested; use validation_args.per_client: true"
     pooled = "the server gets one accuracy, over all silos with send_measures"

@@ -1,4 +1,4 @@
-"""Recipes by name: the package's files and rows of tables, and rows of users' own tables."""
+"""Recipes by name: files and rows of tables."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def folder(name: str = "recipes") -> Path:
 
 
 def files() -> dict[str, Path]:
-    """Name to file of each recipe that is a file."""
+    """Recipes that are files, by name."""
     paths = (path for path in sorted(folder().rglob("*.yaml")) if path.parent != folder() / PAPERS)
     return {path.relative_to(folder()).with_suffix("").as_posix(): path for path in paths}
 
 
 def papers() -> dict[str, Path]:
-    """Name to file of each paper's table."""
+    """Files of tables, by paper."""
     return {path.stem: path for path in sorted((folder() / PAPERS).glob("*.yaml"))}
 
 
@@ -54,7 +54,7 @@ def names() -> list[str]:
 
 
 def contents(paper: str | None = None) -> dict[str, dict[str, Any]]:
-    """Name to sections of a paper's recipes, or of those without a paper."""
+    """Sections of a paper's recipes, or of those without a paper, by name."""
     from fl_labelskew_plugins.recipe import yaml
 
     known, recipes = papers(), {}
@@ -68,9 +68,9 @@ def contents(paper: str | None = None) -> dict[str, dict[str, Any]]:
 
 
 def named(name: str) -> str | None:
-    """Text of the recipe of this name, if any; raises MistakesError for an invalid table, or a missing row.
+    """Text of a recipe, such as ``quickstart`` or ``PATH/ROW`` of the table ``PATH.yaml``, if it exists.
 
-    Names: ``quickstart``, ``fedmr/table1_fmnist_p10c2`` (a paper's), or ``PATH/ROW`` of the table ``PATH.yaml``.
+    Raises MistakesError for an invalid table, or a missing row.
     """
     place, _, row = name.rpartition("/")
     if (file := files().get(name)) is not None:
@@ -89,7 +89,7 @@ def named(name: str) -> str | None:
 
 
 def text(path: str | Path) -> str | None:
-    """Text of a recipe by name, None for a file's path; raises MistakesError for an unknown name."""
+    """As :func:`named`, but None for a file's path; raises MistakesError for an unknown name."""
     is_folder = os.path.isdir(path)
     if os.path.exists(path) and not is_folder:
         return None
@@ -110,7 +110,7 @@ def _warn_missing(path: str, name: str) -> None:
 
 
 def hint(path: str | Path) -> str:
-    """Advice for a missing file, if the package has a recipe of that name."""
+    """Advice for a missing file with the name of a recipe."""
     for name in (Path(path).as_posix().removesuffix(".yaml"), Path(path).stem):
         if name in files():
             return f"; the package has a recipe {name}: use only its name, or copy it: {COPY.format(name)}"

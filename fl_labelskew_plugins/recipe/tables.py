@@ -1,4 +1,4 @@
-"""Tables of experiments: YAML files in which every row is a recipe, see docs/recipes.md."""
+"""Tables of recipes, see docs/recipes.md."""
 
 import copy
 import re
@@ -39,7 +39,7 @@ NAME = re.compile(r"[A-Za-z0-9_-]+")  # of a recipe
 
 
 class RoundsTo(Params):
-    """Rounds to reach an accuracy in a paper, in the order of the columns; null: not reported."""
+    """A paper's rounds to reach an accuracy, per column; null: not reported."""
 
     target: float
     table: str
@@ -87,7 +87,7 @@ class TablePage(Params):
 
 
 class Cell(NamedTuple):
-    """Position of a recipe: its row, and the index and name of its column."""
+    """A recipe's row, and the index and name of its column."""
 
     part: TablePart
     row: TableRow
@@ -97,7 +97,7 @@ class Cell(NamedTuple):
 
 @dataclass(frozen=True)
 class RecipeTable:
-    """A table read from ``path``; ``cells``: positions by recipe name."""
+    """A table; ``cells``: by recipe name."""
 
     path: Path
     page: TablePage
@@ -133,7 +133,7 @@ class RecipeTable:
         return content
 
     def text(self, name: str, called: str) -> str:
-        """One recipe as text; ``called``: its path in the first line."""
+        """One recipe's text; ``called``: its path in the first line."""
         cell, page, content = self.cells[name], self.page, self.content(name)
         optimizer = content["train_args"]["federated_optimizer"]
         method = cell.column if optimizer == "FedAvg" else f"{content['method_args'].get('method')} with {optimizer}"
@@ -149,12 +149,12 @@ class RecipeTable:
 
 
 def is_table(text: str) -> bool:
-    """Whether a text is a table rather than a recipe."""
+    """Whether a text is a table."""
     return re.search(r"^tables *:", text, re.MULTILINE) is not None
 
 
 def read(path: Path) -> RecipeTable:
-    """Read a table; raises MistakesError with all mistakes, except those of its recipes."""
+    """Read a table; raises MistakesError with all mistakes except its recipes'."""
     try:
         content, wrong = yaml.read(yaml.text_of(path))
     except yaml.YamlError as error:
@@ -171,7 +171,7 @@ def read(path: Path) -> RecipeTable:
 
 
 def _cells(page: TablePage, wrong: list[str]) -> dict[str, Cell]:
-    """Positions by recipe name; mistakes are appended to ``wrong``."""
+    """Cells by recipe name; mistakes are appended to ``wrong``."""
     cells: dict[str, Cell] = {}
     for i, raw_part in enumerate(page.tables, 1):
         part, lines = mistakes.checked(TablePart, raw_part, f"tables, item {i}: ")
@@ -243,11 +243,9 @@ def _names(page: TablePage, part: TablePart, row: TableRow) -> list[str]:
 
 def _filled(sections: RawSections, args: Keys) -> RawSections:
     """Sections with the row's value for each ``$name``."""
+    values = {f"${name}": value for name, value in args.items()}
     return {
-        section: {
-            key: args[value[1:]] if isinstance(value, str) and value.startswith("$") else value
-            for key, value in keys.items()
-        }
+        section: {key: values.get(value, value) if isinstance(value, str) else value for key, value in keys.items()}
         for section, keys in sections.items()
     }
 

@@ -1,7 +1,4 @@
-"""YAML text to plain values and back: only mappings, lists, text, numbers, booleans and null.
-
-Unlike PyYAML, it refuses repeated keys, unbounded alias expansion, and tags that build objects.
-"""
+"""YAML of plain values, without repeated keys, unbounded alias expansion, and tags that build objects."""
 
 import json
 import re
@@ -26,7 +23,7 @@ _SCALARS = {f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "flo
 
 
 class YamlError(Exception):
-    """The text is not YAML with plain values."""
+    """Text that is not YAML with plain values."""
 
 
 class _Loader(yaml.SafeLoader):
@@ -38,7 +35,7 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-# Dates are text in recipes, for loader and dumper.
+# Dates are text.
 for _tool in (_Loader, _Dumper):
     _tool.yaml_implicit_resolvers = {
         first: [(tag, pattern) for tag, pattern in pairs if tag != _TIMESTAMP]
@@ -53,7 +50,7 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def read(text: str) -> tuple[Any, list[str]]:
-    """The value, and a message for each repeated key; raises YamlError for other mistakes."""
+    """The value, and a message for each repeated key; raises YamlError."""
     try:
         loader = _Loader(text)
         root = loader.get_single_node()
@@ -129,7 +126,7 @@ def _line(node: yaml.Node) -> str:
 
 
 def _unfolded(node: yaml.Node, sizes: dict[int, int], open_nodes: set[int]) -> int:
-    """Number of nodes below ``node`` with all aliases expanded."""
+    """Number of nodes with all aliases expanded."""
     key = id(node)
     if key in open_nodes:
         raise YamlError(f"{_line(node)}: an alias that contains itself")
