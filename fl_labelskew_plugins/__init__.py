@@ -24,7 +24,6 @@ _MODULES = {
     **dict.fromkeys(("sweep", "Sweep"), "studies.sweep.from_python"),
     "Recipe": "recipe.model",
 }
-"""Public name to the module that defines it."""
 
 __all__ = [
     "Callback",

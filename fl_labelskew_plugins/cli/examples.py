@@ -25,16 +25,6 @@ ABOUT = {
 GENERATED = ("__pycache__", "certs", "data", "runs")
 
 
-def source(name: str) -> Path:
-    """The folder or file of an example; raises LabelSkewError for an unknown name."""
-    if name not in ABOUT:
-        from fl_labelskew_plugins.recipe import mistakes
-
-        raise LabelSkewError(f"example {mistakes.unknown(name, ABOUT)}")
-    kind, _, sweep = name.rpartition("/")
-    return shipped.folder(kind) / f"{sweep}.yaml" if kind else shipped.folder("examples") / name
-
-
 @click.group("examples")
 def examples_group() -> None:
     """List or copy examples and sweeps of the package."""
@@ -51,7 +41,13 @@ def ls() -> None:
 @DEST
 def cp(name: str, dest: Path) -> None:
     """Copy the example NAME to DEST, by default into the current folder; existing files are kept."""
-    example = source(name.rstrip("/").removesuffix(".yaml"))
+    name = name.rstrip("/").removesuffix(".yaml")
+    if name not in ABOUT:
+        from fl_labelskew_plugins.recipe import mistakes
+
+        raise LabelSkewError(f"example {mistakes.unknown(name, ABOUT)}")
+    kind, _, sweep = name.rpartition("/")
+    example = shipped.folder(kind) / f"{sweep}.yaml" if kind else shipped.folder("examples") / name
     with fresh(dest, example.name) as target:
         if example.is_dir():
             shutil.copytree(example, target, ignore=shutil.ignore_patterns(*GENERATED))

@@ -101,7 +101,7 @@ def report_command(
     labelskew report runs/sweep_digits --columns accuracy,difference
     labelskew report runs/sweep_digits --pivot --format latex > table.tex
     labelskew report runs/sweep_digits --plot drift.pdf --diagnostic client_drift
-    """  # noqa: D301  # click keeps the lines after a backspace as they are
+    """  # noqa: D301  # a backspace keeps lines unwrapped
     from fl_labelskew_plugins import plots
     from fl_labelskew_plugins.recipe.mistakes import unknown
     from fl_labelskew_plugins.studies import diagnosed, finished, printed, report

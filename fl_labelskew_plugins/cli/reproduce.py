@@ -60,7 +60,7 @@ def reproduce_command(
     \b
     labelskew reproduce fedmr/table1_fmnist_p10c2 --budget 20m
     labelskew reproduce fedmr/table1_fmnist_p10c2 --seeds 5 --out again --jobs 2
-    """  # noqa: D301  # click keeps the lines after a backspace as they are
+    """  # noqa: D301  # a backspace keeps lines unwrapped
     begun = time.monotonic()  # before the imports, which count towards the budget
     from fl_labelskew_plugins.studies import reproduce
     from fl_labelskew_plugins.studies.sweep import plan, pool

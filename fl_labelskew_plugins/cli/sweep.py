@@ -62,7 +62,7 @@ def sweep_command(
     labelskew sweep sweeps/fmnist.yaml --jobs 2
     labelskew sweep sweeps/fmnist.yaml --tasks
     labelskew sweep sweeps/fmnist.yaml --task 17
-    """  # noqa: D301  # click keeps the lines after a backspace as they are
+    """  # noqa: D301  # a backspace keeps lines unwrapped
     from fl_labelskew_plugins.studies.sweep import plan, pool
 
     print_line = (lambda line: None) if quiet else click.echo

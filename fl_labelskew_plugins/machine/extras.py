@@ -9,7 +9,6 @@ from fl_labelskew_registry import LabelSkewError
 
 PACKAGE = "fl-labelskew-plugins"
 DISTRIBUTIONS = {"grpc": "grpcio", "Crypto": "pycryptodome", "dp_accounting": "dp-accounting"}
-"""Module to distribution, if their names differ."""
 OPEN_MPI = "apt-get install openmpi-bin libopenmpi-dev"
 
 

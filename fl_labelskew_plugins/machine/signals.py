@@ -16,14 +16,13 @@ from fl_labelskew_plugins.hook import end
 
 ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 """Signals of a batch system, Ctrl-C, and a closed terminal."""
-IMPORTING = "<frozen importlib"
 
 
 def end_or_interrupt(signum: int, frame: FrameType | None) -> None:
     """Raise KeyboardInterrupt; during an import, which may swallow exceptions, end this process at once."""
     caller = frame
     while caller is not None:
-        if caller.f_code.co_filename.startswith(IMPORTING):
+        if caller.f_code.co_filename.startswith("<frozen importlib"):
             end(signum, frame)
         caller = caller.f_back
     raise KeyboardInterrupt

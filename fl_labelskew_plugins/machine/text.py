@@ -7,7 +7,6 @@ import textwrap
 from collections.abc import Sequence
 from datetime import datetime, timezone
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r")
 NUMBER = re.compile(r"[-+]?([\d.]+(e[-+]?\d+)?( ± [\d.]+)?( ?%)?)?|[-+](inf|nan)", re.IGNORECASE)
 BLANKS = "\u2800\u3164\u115f\u1160\uffa0\U0001d159"  # printable for Python, but invisible
 TERMS = 8  # most loss terms in a line or plot
@@ -41,12 +40,8 @@ def clean(text: object, max_letters: int = 200) -> str:
 
 
 def csv_cell(value: object) -> object:
-    """A value for a CSV file; an apostrophe precedes text like a formula (OWASP).
-
-    >>> csv_cell("=1+1"), csv_cell("-0.5 ± 0.1"), csv_cell("+cmd"), csv_cell(-0.5), csv_cell("cat")
-    ("'=1+1", '-0.5 ± 0.1', "'+cmd", -0.5, 'cat')
-    """
-    formula = isinstance(value, str) and value[:1] in FORMULA and not NUMBER.fullmatch(value)
+    """A value for a CSV file; an apostrophe precedes text like a formula (OWASP)."""
+    formula = isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") and not NUMBER.fullmatch(value)
     return f"'{value}" if formula else value
 
 

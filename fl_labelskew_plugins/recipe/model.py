@@ -40,7 +40,6 @@ class Sections(Params):
 
 
 ATTRIBUTES = {f"{name.removesuffix('_args')}_args": name for name in Sections.model_fields}
-"""Section to attribute of :class:`Sections`."""
 _FIELDS: Mapping[str, Any] = Sections.model_fields
 SECTIONS: dict[str, type[Params]] = {section: _FIELDS[name].annotation for section, name in ATTRIBUTES.items()}
 REQUIRED = [section for section, name in ATTRIBUTES.items() if _FIELDS[name].is_required()]

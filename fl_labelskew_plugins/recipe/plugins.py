@@ -25,7 +25,6 @@ OBJECT_SECTIONS = {
     "method": "method_args",
     "partition": "partition_args",
 }
-"""Section of each argument of :func:`from_objects`."""
 
 
 def names(kind: catalog.Kind) -> list[str]:
