@@ -19,9 +19,9 @@ from fl_labelskew_plugins.machine.text import clean
 def check_command(name: str, recipe: Path | None, overrides: tuple[str, ...]) -> None:
     """Check that a method gives the same numbers in every runtime.
 
-    Runs METHOD for two rounds: in one process, stopped after one round and resumed, over
-    MPI with two workers, and across silos that are processes of this machine. Metrics and models must be bit-identical.
-    The exit code is 1 if a run fails or differs; runtimes that are not installed are skipped.
+    Runs METHOD for two rounds: in one process, stopped after one round and resumed, over MPI with two workers, and
+    across silos on this machine. Metrics and models must be bit-identical. The exit code is 1 if a run fails or
+    differs; runtimes that are not installed are skipped.
     """
     from fl_labelskew_plugins.studies import check
 
