@@ -80,7 +80,7 @@ class OnDisk(mmap.mmap):
 
 
 ON_DISK: weakref.WeakValueDictionary[int, OnDisk] = weakref.WeakValueDictionary()
-"""Buffers of decoded messages by their tensors' address."""
+"""Buffers of decoded messages by the address of their tensors' storage."""
 
 
 def channels_last(tensor: Tensor) -> bool:

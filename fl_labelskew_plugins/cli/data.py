@@ -37,8 +37,8 @@ def data_group() -> None:
 def check(name: str, folder: Path | None, *, deep: bool, overrides: tuple[str, ...]) -> None:
     """Compare the files of data set NAME with the expected ones.
 
-    The exit code is 1 if a file is missing, differs or is broken. DIR is the value of data_args.data_cache_dir; default:
-    the data set's own folder.
+    The exit code is 1 if a file is missing, differs or is broken. DIR is the value of data_args.data_cache_dir;
+    default: the data set's own folder.
     """
     from fl_labelskew_plugins.data import fakes
 

@@ -33,7 +33,7 @@ def names(kind: Kind) -> str:
 def _first_line(target: str) -> str:
     module, _, name = target.partition(":")
     try:
-        spec: Any = find_spec(module)  # does not import the module itself
+        spec: Any = find_spec(module)  # imports the package of the module, but not the module
         tree = ast.parse(spec.loader.get_source(module))
         (definition,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
         return (ast.get_docstring(definition) or "").partition("\n")[0].replace("``", "")

@@ -108,7 +108,8 @@ def _acquire(folder: Path, content: bytes, patience: float) -> int:
     while True:
         before = _content(file)
         if before is None or _stale(file, before):
-            if (handle := _create(file, content) if before is None else _replace(file, content)) is not None:
+            handle = _create(file, content) if before is None else _replace(file, content)
+            if handle is not None:
                 return handle
         elif time.monotonic() >= until:
             holder, remote = _holder(before), _parsed(before).get("here") != _here()

@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 
 NUMBER = re.compile(r"[-+]?([\d.]+(e[-+]?\d+)?( ± [\d.]+)?( ?%)?)?|[-+](inf|nan)", re.IGNORECASE)
 BLANKS = "\u2800\u3164\u115f\u1160\uffa0\U0001d159"  # printable for Python, but invisible
-TERMS = 8  # most loss terms in a line or plot
+TERMS = 8  # loss terms in a line or a plot; silos may send more
 
 
 def counted(number: int, noun: str, plural: str = "") -> str:
@@ -46,7 +46,7 @@ def csv_cell(value: object) -> object:
 
 
 def few(names: Sequence[str], max_names: int = 10) -> str:
-    """The first names and the last one, such as ``a, b, c, ... h``."""
+    """Names on one line; many names as ``a, b, c, ... h``."""
     shown = [clean(name, 40) for name in names]
     return ", ".join(shown if len(shown) <= max_names else [*shown[: max_names - 1], f"... {shown[-1]}"])
 
