@@ -37,7 +37,7 @@ def test_a_reference_has_neither_method_nor_optimiser_nor_processes():
     made = recipe("local", "comm_args.backend=MPI", "tracking_args.diagnostics=[class_accuracy]")
     assert (made.method_name, made.train.federated_optimizer, made.comm.backend) == ("fedavg", "FedAvg", "sp")
     assert made.tracking.diagnostics == []
-    assert made.label == "local"
+    assert made.train.reference == "local"
     assert parse.parse(made.dump()).resolved() == made.resolved()
     assert "method_args.mu9: unknown" in message(lambda: recipe("local", "method_args.mu9=1"))
 
