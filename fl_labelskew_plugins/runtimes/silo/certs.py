@@ -1,7 +1,6 @@
-"""Create, read, renew and revoke the certificates of a federation (X.509, ECDSA P-256), see docs/certificates.md.
+"""Create, read, renew and revoke the certificates of a federation, see docs/certificates.md.
 
-The server's certificate is valid only for a server, a silo's only for a client; its common name, such as ``silo-3``,
-gives the rank. ``revoked.crl`` is a revocation list (RFC 5280), numbered by the authority.
+The common name of a silo's certificate, such as ``silo-3``, gives its rank.
 """
 
 from __future__ import annotations
@@ -39,15 +38,11 @@ DAMAGED = (
     *(ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature, x509.InvalidVersion),
     *(x509.DuplicateExtension, x509.ExtensionNotFound, x509.UnsupportedGeneralNameType),
 )
-"""Errors of files that are damaged or of another authority."""
 SHOWN = ("file", "owner", "until", "revoked", "fingerprint", "hosts")
 
 
 def read(folder: Path, name: str, passphrase: Passphrase | None = None) -> Files:
-    """Read the authority's certificate, and the pair of ``server`` or ``silo-3``.
-
-    Raises LabelSkewError for missing, unreadable, expired or mismatched files, or a wrong passphrase.
-    """
+    """Read the files of a process. Raises LabelSkewError for invalid or expired ones, or a wrong passphrase."""
     ca_path, path, key_path = folder / "ca.pem", folder / f"{name}.pem", folder / f"{name}.key"
     ca, certificate = load_certificate(ca_path), load_certificate(path)
     key = content(key_path)
@@ -99,7 +94,7 @@ def load_authority(folder: Path, passphrase: Passphrase) -> Issued:
 
 
 def load_certificate(path: Path, *, expired: bool = False) -> x509.Certificate:
-    """Load a certificate. Raises LabelSkewError if it is missing, damaged or, unless ``expired``, not valid now."""
+    """Load a certificate. Raises LabelSkewError if it is unusable or, unless ``expired``, not valid now."""
     try:
         certificate = x509.load_pem_x509_certificate(content(path))
         _ = certificate.subject, certificate.extensions, certificate.public_key()  # parsed only here
@@ -139,12 +134,10 @@ def _expiring(path: Path, certificate: x509.Certificate) -> Iterator[str]:
 def new(
     folder: Path, silos: int, hosts: Sequence[str] = (), *, days: int = 825, add: bool = False, encrypt: bool = False
 ) -> list[str]:
-    """Create the authority's and all processes' certificates; return their names.
+    """Create the certificates of the authority and all processes; return their names.
 
-    ``hosts``: of the server; default: :data:`HOSTS`. ``days``: lifetime, except the authority's. ``add``: keep existing
-    files and create the missing ones. ``encrypt``: implied if the authority's key is encrypted.
-
-    Raises LabelSkewError if files exist or cannot be written, or for an invalid host or passphrase.
+    ``hosts``: of the server. ``days``: lifetime, except the authority's. ``add``: create only missing files.
+    ``encrypt``: implied if the authority's key is encrypted. Raises LabelSkewError.
     """
     names = _names(hosts or HOSTS)
     wanted = ["ca", "server", *(silo_name(rank) for rank in range(1, silos + 1))]
@@ -177,10 +170,7 @@ def new(
 def renew(
     folder: Path, names: Sequence[str], hosts: Sequence[str] = (), *, days: int = 825, encrypt: bool = False
 ) -> list[str]:
-    """Renew certificates and their keys; without ``hosts``, the server keeps its own.
-
-    Raises as :func:`new` and :func:`.named`.
-    """
+    """Renew certificates and their keys; without ``hosts``, the server keeps its own. Raises LabelSkewError."""
     given = _names(hosts)
     names = named(folder, names)
     if hosts and "server" not in names:
@@ -201,7 +191,6 @@ def renew(
 
 
 def _issued(name: str, days: int, authority: Issued | None = None, hosts: Sequence[x509.GeneralName] = ()) -> Issued:
-    """Issue a certificate, or without ``authority`` an authority."""
     key, ca = ec.generate_private_key(ec.SECP256R1()), authority is None
     now, subject = datetime.now(timezone.utc), x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     until, issuer, signer = now + timedelta(days=days), subject, key
@@ -254,7 +243,7 @@ def _names(hosts: Sequence[str]) -> list[x509.GeneralName]:
 
 def _write(folder: Path, name: str, issued: Issued, secret: bytes) -> None:
     certificate, key = issued
-    keys.write(folder / f"{name}.key", keys.pem(key, secret), 0o600)  # first, so that no certificate lacks its key
+    keys.write(folder / f"{name}.key", keys.pem(key, secret), 0o600)  # first: no certificate lacks its key
     keys.write(folder / f"{name}.pem", certificate.public_bytes(serialization.Encoding.PEM), 0o644)
 
 
@@ -269,14 +258,14 @@ class RevocationList:
         return f"list {self.number} ({counted(len(self.entries), 'revoked certificate')})"
 
     def entry(self, serial: int) -> str:
-        """Time of a revocation in words."""
+        """Time of a revocation, for messages."""
         return f"revoked on {self.entries[serial]:%Y-%m-%d %H:%M} UTC"
 
 
 def revoke(folder: Path, names: Sequence[str]) -> tuple[RevocationList, int]:
-    """Revoke certificates and their earlier ones; return the new list and its number of new entries.
+    """Revoke certificates, also earlier ones; return the new list and its number of new entries.
 
-    Raises LabelSkewError if a file is missing, unusable or cannot be written.
+    Raises LabelSkewError.
     """
     names = named(folder, names)
     authority, key = load_authority(folder, Passphrase())
@@ -294,7 +283,7 @@ def revoke(folder: Path, names: Sequence[str]) -> tuple[RevocationList, int]:
 
 
 def revoked(path: Path, authority: x509.Certificate) -> RevocationList:
-    """Read a list, empty without a file. Raises LabelSkewError if it is damaged or of another authority."""
+    """Read a list, empty without a file. Raises LabelSkewError if it is invalid."""
     try:
         content = read_bytes(path)
     except FileNotFoundError:
@@ -315,10 +304,10 @@ def revoked(path: Path, authority: x509.Certificate) -> RevocationList:
 
 
 class Revocations:
-    """A process's revocation list, read again whenever its file changes; thread-safe.
+    """A process's revocation list, read again if its file changes; thread-safe.
 
-    ``tls``: of this process; ``copy``: file for the newest list, so that a restarted process accepts no older one.
-    Raises LabelSkewError if the list is invalid or older than the copy, or this certificate is revoked.
+    ``copy``: file for the newest list; a restarted process accepts no older one. Raises LabelSkewError if the list is
+    invalid or too old, or this process's certificate is revoked.
     """
 
     def __init__(
@@ -347,7 +336,7 @@ class Revocations:
             self._print_line(f"{self._listed} applies from now on")
 
     def save_copy(self) -> None:
-        """Copy the list, if the copy's folder exists; :meth:`look` copies each new list."""
+        """Copy the list, if the copy's folder exists."""
         with self._lock:
             if self._copy is not None and self._copy.parent.is_dir() and self._listed.number:
                 with contextlib.suppress(OSError):  # at worst, a restart accepts an older list

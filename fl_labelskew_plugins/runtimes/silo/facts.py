@@ -1,4 +1,4 @@
-"""Facts about silos' data, the server's census of them, and common settings."""
+"""Facts about silos' data, and settings that server and silos share."""
 
 import hashlib
 import json
@@ -28,18 +28,14 @@ from fl_labelskew_plugins.runs.session import Session, check_form, data_folder, 
 from fl_labelskew_plugins.runtimes import wire
 
 MAX_SAMPLES = 10**12
-MAX_CHANNELS = 2**15
-"""Maximum in a HELLO with sums of samples."""
+MAX_CHANNELS = 2**15  # with sums of samples
 
 
 @dataclass(frozen=True)
 class Facts:
     """A silo's first message.
 
-    Args:
-        samples: for training; 0 if they are only summed.
-        num_classes: ``C``, including classes without samples.
-        counts: samples per class, if ``train_args.proxy_aggregation`` is ``class``.
+    ``samples``: for training; 0 if they are only summed. ``counts``: samples per class, if the recipe needs them.
     """
 
     samples: int
@@ -49,19 +45,19 @@ class Facts:
     classes: str | None = None
 
     def meta(self) -> dict[str, Any]:
-        """As JSON types."""
+        """As JSON."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in vars(self).items() if v not in (None, 0)}
 
 
 def digest(names: Sequence[str]) -> str | None:
-    """Digest of class names, if they are not only numbers."""
+    """Digest of class names; None for numbers."""
     if numbered(names):
         return None
     return hashlib.blake2b(json.dumps(list(names)).encode(), digest_size=16).hexdigest()
 
 
 def differing(local: Sequence[str], remote: Any, where: str) -> str:
-    """Description of the first class name that differs, if any."""
+    """The first class name that differs, for messages."""
     if not isinstance(remote, list) or not all(isinstance(name, str) for name in remote):
         return ""
     if len(remote) != len(local):
@@ -76,8 +72,7 @@ def differing(local: Sequence[str], remote: Any, where: str) -> str:
 
 def facts(meta: Mapping[str, Any], *, summed: bool = False) -> Facts:
     """Parse a silo's facts; ``summed``: without its samples. Raises RunError."""
-    values: list[Any] = [meta.get(field.name) for field in fields(Facts)]
-    samples, shape, classes, counts, names = values
+    samples, shape, classes, counts, names = (meta.get(field.name) for field in fields(Facts))
     if summed and (samples, counts) != (None, None):
         what = "it reports its number of samples, but comm_args.secure_aggregation allows only their sum"
         raise RunError(f"{what}; use the same recipe")
@@ -105,7 +100,7 @@ def _whole(value: Any, least: int, most: int) -> bool:
 
 @dataclass(frozen=True)
 class SiloData:
-    """A silo's samples, its facts, and sums for the common mean and std."""
+    """A silo's samples; ``sums``: for the common mean and std."""
 
     data: Data
     facts: Facts
@@ -118,7 +113,7 @@ class SiloData:
         return {"sum": torch.from_numpy(self.sums.first), "squares": torch.from_numpy(self.sums.second)}
 
     def indices(self, client: int) -> tuple[dict[int, NDArray[np.int64]], dict[int, NDArray[np.int64]]]:
-        """Indices of all training samples, and of all test samples, by client."""
+        """Indices of all training and test samples, by client."""
         return {client: np.arange(len(self.data.train.y))}, {client: np.arange(len(self.data.test.y))}
 
     @property
@@ -139,7 +134,8 @@ def load(recipe: Recipe, client: int) -> SiloData:
         data = loaded(recipe)
     else:
         data, clients = divided(recipe)
-        train, test = _part(data.train, clients.train[client]), _part(data.test, clients.test[client])
+        parts = (data.train, clients.train[client]), (data.test, clients.test[client])
+        train, test = (Arrays(part.x[index], part.y[index]) for part, index in parts)
         data = Data(train, test, data.class_names, data.mean, data.std)  # without the fingerprint of all samples
     if not len(data.train.y):
         raise LabelSkewError(f"silo {client + 1} has no training sample; give it at least one")
@@ -155,7 +151,7 @@ def load(recipe: Recipe, client: int) -> SiloData:
 
 
 def test_data(recipe: Recipe) -> Data | None:
-    """The server's test samples, if any. Raises LabelSkewError if loading fails."""
+    """The server's test samples, if any. Raises LabelSkewError."""
     if not recipe.validation.server_test_data:
         return None
     folder, download = data_folder(recipe), recipe.data.download
@@ -168,14 +164,8 @@ def test_data(recipe: Recipe) -> Data | None:
     return data
 
 
-def with_recipe_moments(recipe: Recipe, data: Data) -> Data:
-    """The data with the recipe's mean and std, unless these are ``data``."""
-    mean, std = (None if value == "data" else value for value in (recipe.data.mean, recipe.data.std))
-    return stats.normalised(data, mean, std)
-
-
 def normalised(data: Data, tensors: Mapping[str, Tensor]) -> Data:
-    """A silo's data with the server's mean and std. Raises LabelSkewError if they do not fit."""
+    """Data with the server's mean and std. Raises LabelSkewError if these do not fit."""
     channels = data.train.x.shape[1]
 
     def numbers(key: str, least: float) -> tuple[float, ...]:
@@ -190,7 +180,7 @@ def normalised(data: Data, tensors: Mapping[str, Tensor]) -> Data:
 
 
 def sums(tensors: Mapping[str, Tensor], facts: Facts, *, pixels: bool = False) -> stats.MomentSums:
-    """Parse a silo's sums; ``pixels``: floats are from 0 to 1. Raises RunError for malformed or impossible sums."""
+    """Parse a silo's sums; ``pixels``: floats are from 0 to 1. Raises RunError."""
     first, second = (tensors.get(name) for name in ("sum", "squares"))
     if first is None or second is None or len(tensors) != 2:
         use = "use the same recipe, without --survey"
@@ -210,12 +200,8 @@ def sums(tensors: Mapping[str, Tensor], facts: Facts, *, pixels: bool = False) -
     return stats.MomentSums(count, first.numpy(), second.numpy())
 
 
-def _part(arrays: Arrays, index: NDArray[np.int64]) -> Arrays:
-    return Arrays(arrays.x[index], arrays.y[index])
-
-
 def agreed(recipe: Recipe) -> dict[str, dict[str, Any]]:
-    """Settings that server and silos must share, as JSON types."""
+    """Settings that server and silos must share, as JSON."""
     resolved = portable(recipe)
     sections = {
         "common_args": {"random_seed": recipe.common.random_seed},
@@ -233,7 +219,7 @@ def agreed(recipe: Recipe) -> dict[str, dict[str, Any]]:
 
 
 def _exact(value: Any) -> Any:
-    """The value, or its digest if the wire would change it."""
+    # a digest if the wire would change the value
     text = json.dumps(value, sort_keys=True)
     return value if wire.cleaned(value) == value else hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -249,7 +235,7 @@ def check_agreement(server: Any, recipe: Recipe) -> None:
         what = "the server's settings are not sections of keys; use the same version on both machines"
         raise shareable(LabelSkewError(what))
     local = agreed(recipe)
-    # compared as text, as true, 1.0 and 1 are equal in Python
+    # true, 1.0 and 1 are equal in Python, but not as text
     texts = ({s: {k: json.dumps(v) for k, v in p.items()} for s, p in a.items()} for a in (local, server))
     if differing := different(*texts):
         section, _, key = differing[0].partition(".")
@@ -266,7 +252,7 @@ def check_agreement(server: Any, recipe: Recipe) -> None:
 
 
 def number(meta: Mapping[str, Any], key: str, least: int, most: int, where: str) -> int:
-    """An integer from the server. Raises LabelSkewError if it is not from ``least`` to ``most``."""
+    """An integer from the server. Raises LabelSkewError if it is out of range."""
     value = meta.get(key)
     if type(value) is not int or not least <= value <= most:
         bounds = f"{least}" if least == most else f"a whole number from {least} to {most}"
@@ -312,17 +298,17 @@ def federation(content: Any, recipe: Recipe, facts: Facts) -> Federation:
 
 
 def check_features(federation: Federation, model: Any) -> None:
-    """Raise LabelSkewError if the server's network has another number of features."""
+    """Raise LabelSkewError if the server's network has other features."""
     features = model.classifier.in_features
     number({"num_features": federation.num_features}, "num_features", features, features, "the server's federation")
 
 
 class OtherClassesError(RunError):
-    """A silo's classes differ from the federation's."""
+    """A silo has other classes than the server."""
 
 
 def form(recipe: Recipe, test: Data | None) -> tuple[tuple[int, ...], int]:
-    """Shape of a sample and ``C``, from the server's test samples or the recipe."""
+    """Shape of a sample, and ``C``."""
     if test is not None:
         return tuple(test.test.x.shape[1:]), len(test.class_names)
     shape, classes = recipe.data.input_shape, classes_of(recipe.data, recipe.dataset.params)
@@ -332,16 +318,13 @@ def form(recipe: Recipe, test: Data | None) -> tuple[tuple[int, ...], int]:
 
 
 def server_classes(recipe: Recipe, test: Data | None) -> list[str] | None:
-    """Class names in the server's test samples or the recipe, if known."""
+    """Class names, if known."""
     names = getattr(recipe.dataset.params, "class_names", None) if test is None else test.class_names
     return None if names is None or numbered(names) else list(names)
 
 
 class Census:
-    """All silos' facts.
-
-    ``sizes``: training samples per silo, updated in place; 0: unknown, 1: reported only in a secure sum.
-    """
+    """All silos' facts; ``sizes``: training samples per silo, updated in place; 0: unknown, 1: only summed."""
 
     def __init__(
         self,
@@ -356,14 +339,13 @@ class Census:
         (self._shape, self.num_classes), self.class_names = form(recipe, test), server_classes(recipe, test)
         self._classes = None if self.class_names is None else digest(self.class_names)
         self.pixels = test is not None and getattr(test.test.x, "dtype", None) == np.uint8
-        """Whether the server's test samples are pixels."""
         self._facts: dict[int, Facts] = {}
         self._sums: dict[int, stats.MomentSums] = {}
         self.samples: int | None = 0 if summed else None
-        """From secure aggregation, 0 before it; else None."""
+        """From secure aggregation; 0 before it, else None."""
 
     def check(self, client: int, facts: Facts) -> None:
-        """Raise RunError for data that do not fit; OtherClassesError for classes."""
+        """Raise RunError for data that do not fit."""
         shape, classes = self._shape, self.num_classes
         if (facts.input_shape, facts.num_classes) != (shape, classes):
             what = f"its samples have shape {facts.input_shape} and {facts.num_classes} classes"
@@ -392,12 +374,12 @@ class Census:
             self._sums[client] = sums
 
     def moments(self, clients: Collection[int]) -> stats.Moments | None:
-        """Mean and std of silos' training samples together; None without sums."""
+        """Mean and std of all training samples; None without sums."""
         parts = [self._sums[client] for client in sorted(clients) if client in self._sums]
         return stats.pooled(parts) if parts else None
 
     def unusual_moments(self, clients: Collection[int]) -> Iterator[int]:
-        """Silos with a std more than 10 times larger or smaller than the median of all silos."""
+        """Silos with a std more than 10 times larger or smaller than the median."""
         stds = {client: max(stats.pooled([self._sums[client]])[1]) for client in sorted({*clients} & self._sums.keys())}
         middle = median(stds.values()) if stds else 1.0
         yield from (client for client, std in stds.items() if not middle / 10 <= std <= middle * 10)
@@ -408,7 +390,7 @@ class Census:
         return bool(self._sums) and all(sums.exact for sums in self._sums.values())
 
     def class_counts(self, session: Session) -> torch.Tensor | None:
-        """Class counts ``(K, C)``, if sent; 0 for unknown silos."""
+        """Class counts ``(K, C)``, if sent."""
         if self._recipe.train.proxy_aggregation != "class" or self.samples is not None:
             return None
         counts = {client: facts.counts for client, facts in self._facts.items()}
@@ -416,7 +398,7 @@ class Census:
         return torch.tensor([counts.get(k) or zeros for k in range(len(self.sizes))]).to(session.trainer.device)
 
     def federation(self, federation: Federation, without: Collection[int] = ()) -> Federation:
-        """The federation with the samples of silos outside ``without``, or of all if none is left."""
+        """Count the samples of silos outside ``without``, or of all if none is left."""
         if self.samples is not None:
             return replace(federation, num_samples=self.samples, min_samples=0)
         known = [n for k, n in enumerate(self.sizes) if n and k not in without] or [n for n in self.sizes if n]

@@ -1,7 +1,4 @@
-"""Files in a certificate folder, common names and ranks, private keys and their passphrase.
-
-Imports cryptography only when needed.
-"""
+"""Certificate folders, private keys and their passphrase; imports cryptography only when needed."""
 
 from __future__ import annotations
 
@@ -26,15 +23,14 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 
 ALL = "all"
-"""All certificates of server and silos."""
 OLD = "old"
-"""Subfolder of renewed certificates."""
+"""Subfolder of replaced certificates."""
 REVOKED = "revoked.crl"
 
 
 @dataclass(frozen=True)
 class Files:
-    """A process's authority, certificate and decrypted key, as PEM."""
+    """A process's files as PEM, with the decrypted key."""
 
     name: str
     ca: bytes
@@ -49,7 +45,7 @@ def require() -> None:
 
 
 def silo_name(rank: int) -> str:
-    """Common name of a silo's certificate, and stem of its files."""
+    """Common name and file stem of a silo's certificate."""
     return f"silo-{rank}"
 
 
@@ -60,12 +56,12 @@ def rank_of(name: str) -> int:
 
 
 def fingerprint(pem: bytes) -> str:
-    """SHA-256 of a certificate, in hexadecimal."""
+    """Hexadecimal SHA-256 of a certificate."""
     return hashlib.sha256(ssl.PEM_cert_to_DER_cert(pem.decode(errors="replace"))).hexdigest()
 
 
 def paths(folder: Path) -> list[Path]:
-    """The folder's certificates by rank. Raises LabelSkewError if it has no certificate."""
+    """The folder's certificates by rank. Raises LabelSkewError if there are none."""
     found = sorted(folder.glob("*.pem"), key=lambda path: (rank_of(path.stem), path.stem))
     if not found:
         raise mistake(folder, "contains no certificate", "a folder from `labelskew certs new`")
@@ -73,7 +69,7 @@ def paths(folder: Path) -> list[Path]:
 
 
 def named(folder: Path, names: Sequence[str]) -> list[str]:
-    """Unique names, with :data:`ALL` expanded. Raises LabelSkewError for other names."""
+    """Unique names, with :data:`ALL` expanded. Raises LabelSkewError for unknown ones."""
     from fl_labelskew_plugins.recipe import mistakes
 
     known = [path.stem for path in paths(folder) if path.stem == "server" or rank_of(path.stem)]
@@ -87,7 +83,7 @@ def named(folder: Path, names: Sequence[str]) -> list[str]:
 
 
 def content(path: Path) -> bytes:
-    """Read a file. Raises LabelSkewError if it is missing or unreadable."""
+    """Read a file. Raises LabelSkewError."""
     try:
         return read_bytes(path)
     except FileNotFoundError:
@@ -97,8 +93,7 @@ def content(path: Path) -> bytes:
 
 
 VARIABLE = "FL_LABELSKEW_KEY_PASSPHRASE"
-MAX_PASSPHRASE = 1000
-"""Bytes of a passphrase; OpenSSL's limit is slightly higher."""
+MAX_PASSPHRASE = 1000  # bytes; OpenSSL's limit is slightly higher
 
 
 class Passphrase:
@@ -108,7 +103,7 @@ class Passphrase:
         self.source, self._value = "", b""
 
     def get(self, path: Path, *, new: bool = False) -> bytes:
-        """The passphrase for ``path``; ``new``: typed twice. Raises LabelSkewError if it is invalid or missing."""
+        """The passphrase; ``new``: typed twice. Raises LabelSkewError if it is invalid or missing."""
         if not self._value:
             value = self._read(path, new=new)
             if not 0 < len(value) <= MAX_PASSPHRASE or b"\0" in value:
@@ -117,7 +112,7 @@ class Passphrase:
         return self._value
 
     def environment(self) -> dict[str, str]:
-        """Environment variables with the passphrase, if it was read."""
+        """Environment variables with the passphrase, if known."""
         return {VARIABLE: os.fsdecode(self._value)} if self._value else {}
 
     def _read(self, path: Path, *, new: bool) -> bytes:
@@ -137,7 +132,7 @@ class Passphrase:
 
 
 def load(path: Path, content: bytes, passphrase: Passphrase) -> PrivateKeyTypes:
-    """Load a private key. Raises LabelSkewError if it is damaged, or the passphrase is missing or wrong."""
+    """Load a private key. Raises LabelSkewError for a damaged key or a wrong passphrase."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
 
@@ -153,12 +148,12 @@ def load(path: Path, content: bytes, passphrase: Passphrase) -> PrivateKeyTypes:
 
 
 def encrypted(content: bytes) -> bool:
-    """Whether a PEM contains an encrypted key of OpenSSL."""
+    """Whether a PEM contains an encrypted key."""
     return b"-----BEGIN ENCRYPTED PRIVATE KEY-----" in content or b"Proc-Type: 4,ENCRYPTED" in content
 
 
 def pem(key: PrivateKeyTypes, passphrase: bytes = b"") -> bytes:
-    """A key as PKCS#8, encrypted with a passphrase, if any."""
+    """A key as PKCS#8."""
     from cryptography.hazmat.primitives import serialization
 
     hidden: serialization.KeySerializationEncryption = serialization.NoEncryption()

@@ -24,13 +24,10 @@ from fl_labelskew_plugins.runtimes.wire import Buffer, Header, WireError
 if TYPE_CHECKING:
     from fl_labelskew_plugins.runtimes.silo.certs import Revocations
 
-UNREAD = 4
-"""Maximum queued messages of a silo, over all its connections."""
-LOOK_S = 0.2
-"""Seconds between checks of a connection that waits."""
+UNREAD = 4  # queued messages of a silo, over all its connections
+LOOK_S = 0.2  # between checks of a connection that waits
 HELLO_S = 10.0
-SILENT = 2
-"""Maximum streams of one certificate before HELLO; one more replaces the oldest."""
+SILENT = 2  # streams of one certificate before HELLO; one more replaces the oldest
 FROM_SILOS = (
     *(Kind.HELLO, Kind.OPENING, Kind.UPLOAD, Kind.TESTED, Kind.FAILED, Kind.FINISH, Kind.SURVEY),
     *(Kind.KEYS, Kind.SHARES, Kind.CHECKED, Kind.MASKED, Kind.INCLUDED, Kind.REVEALED),
@@ -41,7 +38,7 @@ class DaemonThreads(Executor):
     """One daemon thread per call, so that none keeps a failed process alive."""
 
     def submit(self, call: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Start a call."""
+        """Start a call in its own thread."""
         future: Future[Any] = Future()
 
         def run() -> None:
@@ -56,7 +53,7 @@ class DaemonThreads(Executor):
 
 
 class _Connection:
-    """A silo's stream. Its rank is 0 until the certificate or HELLO gives one."""
+    """A silo's stream; ``rank``: 0 until the certificate or HELLO gives one."""
 
     def __init__(self, context: Any, rank: int, audit: Audit) -> None:
         self.context = context
@@ -68,7 +65,7 @@ class _Connection:
         self.outbox = streams.Outbox(audit, lambda: {"rank": self.rank, **self.known})
         self.greeted = self.closed = self.ended = self.receiving = False
         self.peer = ""
-        """Its address for :class:`.ConnectionLimit`, once its certificate is checked."""
+        """For :class:`.ConnectionLimit`, once the certificate is checked."""
 
     def close(self, code: Any, reason: str) -> None:
         """End the stream with a reason for the peer."""
@@ -81,13 +78,12 @@ class _Connection:
 
 
 class ServerTransport(Transport):
-    """The server's end of the network: it listens at once, and queues the silos' messages.
+    """The server's end of the network; it listens at once.
 
     It queues LEFT at the end of a connection. A refused message closes its connection, and REFUSED is queued with the
     silo's rank or -1. Messages to a silo use the connection of the last HELLO that :meth:`receive` has returned.
 
-    ``address``: ``host:port``; port 0 selects a free one. ``revoked``: their connections are refused or ended. Raises
-    LabelSkewError if the address cannot be used, or needs certificates.
+    ``address``: ``host:port``; port 0 selects a free one. Raises LabelSkewError for an unusable address.
     """
 
     def __init__(
@@ -107,7 +103,6 @@ class ServerTransport(Transport):
         self._grpc = compatibility.grpc()
         self.silos = silos
         self.limits = dict.fromkeys(FROM_SILOS, streams.LIMIT)
-        """Maximum bytes of a message."""
         self.tls = tls
         self._spool = spool or Spool()
         self._lock = threading.Lock()
@@ -127,7 +122,7 @@ class ServerTransport(Transport):
         self._limit.open(addresses.split(self.address)[1])
 
     def send_message(self, msg: Message) -> None:
-        """Queue a message for a connected silo. Its tensors must not change meanwhile."""
+        """Queue a message, with tensors that must not change meanwhile."""
         connection = self._open.get(msg.receiver)
         if connection is None or connection.closed:
             return
@@ -135,7 +130,7 @@ class ServerTransport(Transport):
             self._refuse(connection, "does not receive the messages sent to it", "UNAVAILABLE")
 
     def stop_receive_message(self) -> None:
-        """Send queued messages, then close all connections."""
+        """Send queued messages, and close all connections."""
         super().stop_receive_message()
         self._limit.close()
         ended = self._server.stop(3600)
@@ -147,7 +142,6 @@ class ServerTransport(Transport):
         self._server.stop(0).wait(streams.PATIENCE_S)
 
     def _end_revoked(self) -> None:
-        """Refuse newly revoked certificates, and queue LEFT with ``revoked``."""
         if self.revoked is None or (number := self.revoked.look().number) == self._listed:
             return
         self._listed = number
@@ -322,7 +316,6 @@ class ServerTransport(Transport):
             self._refuse(connection, f"sent no HELLO within {HELLO_S:g} s", "DEADLINE_EXCEEDED")
 
     def _refuse(self, connection: _Connection, reason: str, code: str) -> None:
-        """Close a connection; ``code``: of gRPC, ``reason``: a predicate such as "sends too much"."""
         with self._lock:
             if connection.closed or connection.ended:
                 return

@@ -1,4 +1,4 @@
-"""The server of a cross-silo federation. Silo ``rank`` (from 1) is client ``rank - 1``; its answers are untrusted."""
+"""The server of a cross-silo federation. Silo ``rank`` is client ``rank - 1``; its answers are untrusted."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import torch
 from fl_labelskew_registry import Arrays, Contribution, Data, RunError
 from torch import Tensor
 
+from fl_labelskew_plugins.data import stats
 from fl_labelskew_plugins.data.fingerprint import fingerprint
-from fl_labelskew_plugins.data.stats import Moments
 from fl_labelskew_plugins.engine.aggregate import check_extra, share_of_old
 from fl_labelskew_plugins.engine.local import LocalResult
 from fl_labelskew_plugins.engine.ring import Vector
@@ -40,14 +40,11 @@ from fl_labelskew_plugins.runtimes.transport import SERVER, Kind, Manager, Messa
 from fl_labelskew_plugins.runtimes.wire import plain
 from fl_labelskew_plugins.tensors import State, Weights, joined, num_bytes, trim
 
-SLACK = 2**20
-"""Maximum bytes of a message without its tensors."""
-MAX_TERMS = 20
-"""Maximum number of a silo's loss terms: it could report new names in each round."""
-MAX_VISITS = 5
-"""Maximum number of log lines per minute about a silo that reconnects repeatedly."""
+SLACK = 2**20  # bytes of a message without its tensors
+MAX_TERMS = 20  # loss terms of a silo: it could report new names in each round
+MAX_VISITS = 5  # log lines per minute about a silo that reconnects
 HEAVY = 0.9
-"""A warning names a silo with more than this share of a round's weight."""
+"""Share of a round's weight above which a warning names a silo."""
 TAKEN: dict[str, Any] = {"taken": True}
 LATE: dict[str, Any] = {"taken": False, "reason": "it came too late"}
 
@@ -89,7 +86,7 @@ class Opening(SiloExchange):
     def exchange(self, *, resumed: bool) -> None:
         """Wait for all openings, then share their result.
 
-        A resumed run repeats this if its earlier result contains an excluded silo, and all others of it are connected.
+        A resumed run repeats this if a silo of its earlier result is excluded, and all others are connected.
         """
         members, opened = self.server.members, set(self.rounds.server.opened)
         excluded, present = members.excluded_clients, members.present
@@ -108,7 +105,7 @@ class Opening(SiloExchange):
             self._share()
 
     def missed(self, client: int) -> str:
-        """Reason to refuse a silo, if any."""
+        """Reason to refuse a silo that comes late, if any."""
         return ""
 
     def _take(self, message: Message) -> None:
@@ -139,7 +136,7 @@ class Uploads(SiloExchange):
     """Training rounds: the request is TRAIN, the answer UPLOAD, and the reply VERDICT."""
 
     total: Callable[[int, Sequence[int]], tuple[list[int], Vector]] | None = None
-    """Requests a sum instead of uploads, see :class:`.Rounds`."""
+    """See ``summed`` of :class:`.Rounds`."""
 
     def __init__(self, server: SiloServer) -> None:
         super().__init__(server)
@@ -183,7 +180,7 @@ class Uploads(SiloExchange):
         self._judge = Judge(self._comm.max_update_ratio, self.rounds.record.norms, self.server.num_silos)
 
     def of(self, round: int, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
-        """Ask silos to train; yield their uploads, ascending, once there is a quorum. Raises RunError for too few."""
+        """Ask silos to train; yield uploads, ascending. Raises RunError without a quorum."""
         members, record, server = self.server.members, self.rounds.record, self.rounds.server
         session = self.rounds.session
         members.begin(round)
@@ -211,7 +208,7 @@ class Uploads(SiloExchange):
         self.server.transport.audit.sync()
 
     def take(self, client: int, message: Message) -> dict[str, Any] | None:
-        """Check and keep an upload; return the verdict, if it is known."""
+        """Check and keep an upload; return the verdict, if known."""
         poll, round, members = self._poll, message.round, self.server.members
         if round != members.round or not poll.awaits(client):
             return TAKEN if self._taken.get(client) == round else LATE  # TAKEN: sent twice after a lost connection
@@ -267,36 +264,36 @@ class Uploads(SiloExchange):
         return True
 
     def _warn_of_heavy(self, clients: Sequence[int]) -> None:
-        """Warn if one silo has most of the weight of a round, or of the old model; once per number of samples."""
+        """Warn if one silo has most of the weight of a round, or of the old model."""
         sizes, server, where = self.server.sizes, self.rounds.server, self.server.members.where
         samples = [sizes[client] for client in clients]
         shares = server.shares(samples)
-        warnings = [
-            (client, f"silo {client + 1} has {100 * share / sum(shares):.4g} % of the weight of {where}", sum(samples))
-            for client, share in zip(clients, shares, strict=True)
-            if len(clients) > 1 and share > HEAVY * sum(shares)
-        ]
+        for client, share in zip(clients, shares, strict=True):
+            if len(clients) > 1 and share > HEAVY * sum(shares):
+                text = f"silo {client + 1} has {100 * share / sum(shares):.4g} % of the weight of {where}"
+                reported = f"this silo reports {sizes[client]} of all {sum(samples)} training samples"
+                self._warn_once(client, f"{text}: {reported}")
         total = server.federation.num_samples
         if (rest := share_of_old(shares)) > HEAVY:
-            warnings += [
-                (client, f"{100 * rest:.4g} % of {where}'s model is the old one without silo {client + 1}", total)
-                for client, size in enumerate(sizes)
-                if client not in clients and (1 - HEAVY) * total < size <= total
-            ]
-        for client, text, of in warnings:
-            if (key := (client, sizes[client], client in clients)) not in self._heavy:
-                self._heavy.add(key)
-                log.warn(f"{text}: this silo reports {sizes[client]} of all {of} training samples")
+            for client, size in enumerate(sizes):
+                if client not in clients and (1 - HEAVY) * total < size <= total:
+                    text = f"{100 * rest:.4g} % of {where}'s model is the old one without silo {client + 1}"
+                    reported = f"this silo reports {size} of all {total} training samples"
+                    self._warn_once(client, f"{text}: {reported}", present=False)
 
     def _warn_of_declared(self, weights: Mapping[int, float]) -> None:
-        """Warn if one silo has most of the weight that all silos of a round declare; once per number of samples."""
         total, where = added(weights.values()), self.server.members.where
         for client, weight in weights.items():
-            key = (client, self.server.sizes[client], True)
-            if len(weights) > 1 and weight > HEAVY * total and key not in self._heavy:
-                self._heavy.add(key)
+            if len(weights) > 1 and weight > HEAVY * total:
                 text = f"silo {client + 1} has {100 * weight / total:.4g} % of the weight of {where}"
-                log.warn(f"{text}: this silo declares the weight {weight:.4g}, and all silos together {total:.4g}")
+                reported = f"this silo declares the weight {weight:.4g}, and all silos together {total:.4g}"
+                self._warn_once(client, f"{text}: {reported}")
+
+    def _warn_once(self, client: int, text: str, *, present: bool = True) -> None:
+        key = (client, self.server.sizes[client], present)
+        if key not in self._heavy:
+            self._heavy.add(key)
+            log.warn(text)
 
 
 class ClientTests(SiloExchange):
@@ -315,11 +312,11 @@ class ClientTests(SiloExchange):
             self.ask(client)
 
     def tested(self, weights: Weights) -> Mapping[str, object]:
-        """Test weights at the silos; return the measures for a line of metrics."""
+        """Test weights at the silos; return measures for a line of metrics."""
         return self.rounds.of_clients(self.of(weights))
 
     def of(self, weights: Weights) -> list[dict[str, float]]:
-        """Test weights at all connected silos; return measures per silo, empty without an answer."""
+        """Test weights; return measures per silo, empty without an answer."""
         members = self.server.members
         self._model = plain(joined(model=weights))
         clients = sorted(members.present - members.away - members.excluded_clients)
@@ -358,7 +355,7 @@ class TrainingExchanges(NamedTuple):
 
     @classmethod
     def single(cls, server: SiloServer) -> TrainingExchanges:
-        """The exchanges in which the server sees each silo's answer."""
+        """The server sees each silo's answer."""
         return cls(Opening(server), Uploads(server), ClientTests(server))
 
 
@@ -375,13 +372,7 @@ def check_counts(tensors: Mapping[str, Tensor], session: Session) -> None:
 
 
 class SiloServer(Manager):
-    """The server of a cross-silo federation, rank 0.
-
-    Args:
-        checkpoint: of an earlier process of this run.
-        resume: how to resume the run, for messages.
-        seen: contents of the status file for each silo.
-    """
+    """The server, rank 0; ``resume``: how to resume the run, for messages; ``seen``: rows of the status file."""
 
     transport: ServerTransport
 
@@ -435,14 +426,14 @@ class SiloServer(Manager):
             super().receive_message(msg_type, msg_params)
 
     def gather(self) -> Session:
-        """Wait for the silos; then build the server's session."""
+        """Wait for the silos; build the server's session."""
         test = self.meet()
         exact = self.census.exact or self.folder.exact()
         session = server_session(self.recipe, test, self.sizes, self._moments(), exact=exact)
         return replace(session, counts=self.census.class_counts(session))
 
     def meet(self) -> Data | None:
-        """Wait for all silos; return the server's test data, if any. Raises RunError for too few silos."""
+        """Wait for the silos; return the server's test data, if any. Raises RunError for too few silos."""
         self.members.read_excluded()
         test = facts.test_data(self.recipe)
         self.census = Census(
@@ -457,8 +448,8 @@ class SiloServer(Manager):
             self.members.gather(self._expected)
         return test
 
-    def _moments(self) -> Moments | None:
-        """Mean and std of all silos' samples if recipe and data set have none; computed once per run."""
+    def _moments(self) -> stats.Moments | None:
+        """Mean and std of all silos' samples, if needed; computed once per run."""
         if not self.recipe.pools_moments:
             return None
         silos = self.members.present - self.members.excluded_clients
@@ -499,7 +490,7 @@ class SiloServer(Manager):
             self.flood.close()
 
     def invite(self, round: int, clients: list[int]) -> list[int]:
-        """The sampled clients that are connected, see :meth:`.Members.invite`."""
+        """See :meth:`.Members.invite`."""
         here = self.members.invite(round, clients)
         self._opening.catch_up()
         return here
@@ -509,7 +500,7 @@ class SiloServer(Manager):
         return self._uploads.of(round, clients)
 
     def dismiss(self, farewell: Callable[[int], dict[str, Any]]) -> None:
-        """Send FINISH with the result of ``farewell`` to all silos, and wait for their answers."""
+        """Send FINISH with ``farewell(client)`` to all silos, and wait for their answers."""
         members, self._farewell = self.members, farewell
         members.round = -1
         for client in sorted(members.present):
@@ -523,7 +514,7 @@ class SiloServer(Manager):
         members.write_status(now=True)
 
     def welcome(self, client: int) -> None:
-        """Send WELCOME to a silo, or turn it away if it comes too late."""
+        """Send WELCOME to a silo, or turn it away if it is late."""
         assert self.rounds is not None
         session = self.record.session
         if reason := self._opening.missed(client):
@@ -549,7 +540,7 @@ class SiloServer(Manager):
     def print_event(
         self, client: int, event: str, print_line: Callable[[str], None] | None = None, most: int = 1
     ) -> None:
-        """Print at most ``most`` lines of this kind about a silo per minute."""
+        """Print at most ``most`` such lines about a silo per minute."""
         self.flood.print_event(f"silo {client + 1}", event, most=most, print_line=print_line)
 
     def _hello(self, message: Message) -> None:
@@ -601,19 +592,15 @@ class SiloServer(Manager):
         self.flood.print_event(peer, f"refused: {meta['reason']}", times=meta.get("times", 1), print_line=self.warn)
 
     def _recount(self) -> None:
-        """Update the federation: the samples of silos that were excluded or turned away do not count."""
         if self.rounds is not None:
             whole = self.rounds.session.federation
             self.rounds.server.federation = self.census.federation(whole, self.members.uncounted)
 
 
 def server_session(
-    recipe: Recipe, test: Data | None, sizes: list[int], moments: Moments | None = None, *, exact: bool = False
+    recipe: Recipe, test: Data | None, sizes: list[int], moments: stats.Moments | None = None, *, exact: bool = False
 ) -> Session:
-    """The server's session, without samples of clients.
-
-    ``test``: the server's own samples; ``moments``: from the silos' sums, if any; ``exact``: the samples are uint8.
-    """
+    """The server's session; ``moments``: of the silos; ``exact``: their samples are uint8."""
     data = test
     if data is None:
         shape, classes = form(recipe, None)
@@ -622,7 +609,8 @@ def server_session(
         data = Data(empty, empty, server_classes(recipe, None) or [str(c) for c in range(classes)])
     if moments is not None:
         data = replace(data, mean=moments[0], std=moments[1])
-    session = assemble(recipe, facts.with_recipe_moments(recipe, data), {}, {}, sizes)
+    mean, std = (None if value == "data" else value for value in (recipe.data.mean, recipe.data.std))
+    session = assemble(recipe, stats.normalised(data, mean, std), {}, {}, sizes)
     if test is not None:
         return replace(session, data=fingerprint(test))
     # the recipe's mean and std are useless if the type of the samples is unknown

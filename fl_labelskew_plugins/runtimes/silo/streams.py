@@ -1,7 +1,6 @@
-"""Shared parts of both ends of a silo's long-lived gRPC stream.
+"""Shared parts of both ends of a silo's gRPC stream.
 
-Messages are cut into chunks, so that only the receiver's ``limits`` bound their size. They are checked before memory is
-allocated for them, and never unpickled.
+Messages are cut into chunks, so that only the receiver's ``limits`` bound their size, before memory is allocated.
 """
 
 import hashlib
@@ -26,22 +25,21 @@ from fl_labelskew_plugins.tensors import PIECE, OnDisk
 SERVICE, METHOD = "fl_labelskew.Silos", "Connect"
 CHUNK = 2**20
 """Bytes of a gRPC message; smaller ones are slower."""
-QUEUED = 8
-"""Maximum messages for one peer; with more, it counts as disconnected."""
+QUEUED = 8  # messages for one peer
 PATIENCE_S = 2.0
 """Seconds to wait at the end for a peer that accepts no more chunks."""
 LAST_S = 600.0
 """Seconds to wait at the end for peers that accept chunks slowly."""
 LIMIT = 2**20
 TAKEN = "labelskew-taken"
-"""Initial metadata of the server after it has accepted a HELLO."""
+"""The server's metadata after an accepted HELLO."""
 LOOKED = "labelskew-looked"
-"""Initial metadata of a silo that checked the server's certificate over another connection before."""
+"""A silo's metadata after :meth:`.Trust.look`."""
 
 OPTIONS = [
     ("grpc.max_receive_message_length", CHUNK + 4096),
     ("grpc.max_send_message_length", CHUNK + 4096),
-    # a silent peer is probed after 20 s; its kernel has 10 s to answer, and its process gRPC's 60 s
+    # a silent peer's kernel has 10 s to answer, and its process gRPC's 60 s
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -54,10 +52,7 @@ class CutShortError(WireError):
 
 
 class RefusedError(WireError):
-    """A peer is refused; the text is a predicate, such as "sent ...".
-
-    The gRPC status ``code`` decides whether the peer reconnects.
-    """
+    """A refusal, as a predicate such as "sent ..."; the gRPC ``code`` decides whether the peer reconnects."""
 
     def __init__(self, reason: str, code: str = "INVALID_ARGUMENT") -> None:
         super().__init__(reason)
@@ -70,7 +65,7 @@ def predicate(error: WireError) -> str:
 
 
 def checked(address: str, tls: keys.Files | None) -> tuple[str, int]:
-    """Host and port of an address. Raises LabelSkewError if it is invalid, or not local and without certificates."""
+    """Host and port. Raises LabelSkewError for an invalid address, or one that needs certificates."""
     try:
         host, port = addresses.split(address)
     except ValueError as error:
@@ -83,7 +78,7 @@ def checked(address: str, tls: keys.Files | None) -> tuple[str, int]:
 
 
 def decoded(header: Header, payload: wire.Buffer) -> Message:
-    """A message with clean texts."""
+    """Decode a message."""
     meta, tensors = wire.decode(payload)
     kind, meta = Kind(header.kind), wire.cleaned(meta)
     return Message(kind, header.sender, header.receiver, round=header.round, meta=meta, tensors=tensors)
@@ -122,7 +117,7 @@ class Hashing:
         return chunk
 
     def digest(self) -> str | None:
-        """SHA-256 of all bytes since the last call, if ``wanted``."""
+        """SHA-256 of the bytes since the last call, if ``wanted``."""
         state, self._state = self._state, hashlib.sha256()
         return state.hexdigest() if self._wanted else None
 
@@ -132,9 +127,7 @@ def assemble(
 ) -> tuple[Header, bytearray | mmap.mmap] | None:
     """The next message of a stream; None at its end. ``admit`` raises for an unwanted header.
 
-    Raises:
-        WireError: the chunks are not a message; CutShortError if they end within it.
-        OSError: the disk is full.
+    Raises WireError for invalid chunks, CutShortError for an incomplete message, and OSError if the disk is full.
     """
     first = next(chunks, None)
     if first is None:
@@ -170,7 +163,7 @@ def received(
     spool: Spool,
     decode: Callable[[Header, wire.Buffer], Message] = decoded,
 ) -> tuple[Message, dict[str, Any]] | None:
-    """The next message and its entry for the audit log; None at the stream's end. Raises as :func:`assemble`."""
+    """As :func:`assemble`, with the message's entry for the audit log."""
     got = assemble(stream, admit, spool)
     if got is None:
         return None
@@ -179,7 +172,7 @@ def received(
 
 
 def bound(header: Header, limits: Mapping[Kind, int]) -> None:
-    """Raise RefusedError for a message above the limit of its kind."""
+    """Raise RefusedError for a message that is too large."""
     kind = Kind(header.kind)
     if header.length > limits[kind]:
         text = f"sent {kind.name} of {header.length} bytes; at most {limits[kind]} are expected"
@@ -192,7 +185,7 @@ def _described(header: Header, size: int, digest: str | None, cause: str | None)
 
 
 class Outbox:
-    """Queue of messages to one peer, copied chunk by chunk; ``receiver``: returns facts for the audit log."""
+    """Queue of messages to one peer; ``receiver``: returns facts for the audit log."""
 
     def __init__(self, audit: Audit, receiver: Callable[[], Mapping[str, Any]]) -> None:
         self._audit, self._receiver = audit, receiver
@@ -202,7 +195,7 @@ class Outbox:
         """Chunks that the peer has accepted."""
 
     def put(self, msg: Message) -> bool:
-        """Queue a message; False if the queue is full."""
+        """Queue a message; False if there are too many."""
         if self._queue.qsize() >= QUEUED:
             return False
         parts = wire.encode(int(msg.kind), msg.sender, msg.receiver, msg.round, msg.meta, msg.tensors)
@@ -210,12 +203,12 @@ class Outbox:
         return True
 
     def close(self, *, flush: bool) -> None:
-        """End the stream: at once, or with ``flush`` after queued messages."""
+        """End the stream; ``flush``: after queued messages."""
         self._dropping |= not flush
         self._queue.put(None)
 
     def chunks(self) -> Iterator[bytes]:
-        """Chunks for gRPC; waits for messages until :meth:`close`."""
+        """Chunks for gRPC, until :meth:`close`."""
         while (queued := self._queue.get()) is not None:
             yield from self._chunks(*queued)
             del queued  # free the memory before the next message
@@ -238,7 +231,7 @@ class Outbox:
 
 
 def wait_while_moving(ended: threading.Event, outboxes: Iterable[Outbox]) -> None:
-    """Wait for ``ended`` as long as peers accept chunks, at most :data:`LAST_S`: a peer could read very slowly."""
+    """Wait for ``ended`` while peers accept chunks, at most :data:`LAST_S`."""
     outboxes, until = list(outboxes), time.monotonic() + LAST_S
     before = -1
     while before != (moved := sum(outbox.moved for outbox in outboxes)) and time.monotonic() < until:
