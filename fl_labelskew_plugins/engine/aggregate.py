@@ -15,22 +15,20 @@ from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, pieces
 ALL = "return all tensors that it was given, with their shapes"
 PROXIES = ("classifier.weight", "classifier.bias")
 MAX_BATCHES = 2**20  # per round
-COUNTER = "num_batches_tracked"
+COUNTER, VARIANCES = "num_batches_tracked", "running_var"  # ends of names
 
 
 def client_weights(samples: Sequence[int], aggregation: Aggregation, population: int) -> list[float]:
-    """Weight of each upload of a round, from its clients' training ``samples``; see ``Aggregation``.
-
-    ``population``: training samples of all clients. The round's sum may be larger, as with silos that join late.
-    """
+    """Weights of a round's uploads, from its clients' training ``samples``; ``population``: of all clients."""
     if aggregation == "uniform":
         return [1 / len(samples)] * len(samples)
+    # silos that join late may have more samples than the population
     total = max(population, sum(samples)) if aggregation == "population" else sum(samples)
     return [n / total for n in samples]
 
 
 def share_of_old(weights: Sequence[float]) -> float:
-    """Weight of the old model: 1 minus the sum of ``weights``."""
+    """Weight of the old model."""
     rest = 1 - added(weights)
     return rest if abs(rest) > 1e-9 else 0.0
 
@@ -38,14 +36,14 @@ def share_of_old(weights: Sequence[float]) -> float:
 def class_weights(counts: Tensor, smoothing: float) -> Tensor:
     """Weights ``(|S|, C)`` of the classifier's rows, ``p_kc ~ n_kc + lambda`` (FedRS, section 4.4).
 
-    ``counts``: ``(|S|, C)``; ``smoothing``: ``lambda``. A column sums to 1, or to 0 without samples and smoothing.
+    A column sums to 1, or to 0 without samples and smoothing.
     """
     smoothed = counts.double() + smoothing
     return smoothed / smoothed.sum(0).clamp_min(torch.finfo(torch.float64).tiny)
 
 
 def origin(weights: Weights, optimizer: Optimizer, parameters: Sequence[str]) -> Weights:
-    """The upload of an unchanged model: its weights, or zeros for optimisers that send changes."""
+    """The upload of an unchanged model."""
     if not optimizer.sends_change:
         return weights
     return weights | {name: torch.zeros_like(weights[name]) for name in parameters}
@@ -54,17 +52,14 @@ def origin(weights: Weights, optimizer: Optimizer, parameters: Sequence[str]) ->
 def announced(
     method: Method, optimizer: Optimizer, federation: Federation, weights: Weights, parameters: Sequence[str]
 ) -> dict[str, tuple[int, ...]]:
-    """Shapes of all tensors that clients may send in addition to weights."""
+    """Shapes of the tensors that clients may send in addition to weights."""
     shapes = {name: tuple(weights[name].shape) for name in parameters}
     of_optimizer = {f"{OPTIMIZER}/{k}": tuple(v) for k, v in optimizer.contribution_shapes(shapes).items()}
     return {**method.contribution_shapes(federation), **of_optimizer}
 
 
 class WeightedMean:
-    """Running weighted sum of uploads; ``old``: from :func:`origin`.
-
-    Batch norm's counters are averaged in double precision and rounded; other integers keep the old values.
-    """
+    """Running weighted sum of uploads; ``old``: from :func:`origin`."""
 
     def __init__(self, old: Weights) -> None:
         self._old = old
@@ -72,7 +67,7 @@ class WeightedMean:
 
     @torch.no_grad()
     def add(self, upload: Weights, weight: float, proxy_weight: Tensor | None = None) -> None:
-        """Add an upload; ``proxy_weight`` ``(C,)`` replaces ``weight`` for the classifier's rows."""
+        """Add an upload; ``proxy_weight`` ``(C,)``: for the classifier's rows."""
         for key, value in upload.items():
             term = value if value.is_floating_point() else value.double()
             if proxy_weight is not None and key in PROXIES:
@@ -88,13 +83,13 @@ class WeightedMean:
 
     @torch.no_grad()
     def scale(self, factor: float, proxy_factor: Tensor | None = None) -> None:
-        """Rescale the sum if clients are missing; ``proxy_factor`` ``(C,)``: for the classifier's rows."""
+        """Rescale the sum; ``proxy_factor`` ``(C,)``: for the classifier's rows."""
         for key, value in self.sums.items():
             value.mul_(factor if proxy_factor is None or key not in PROXIES else rows(proxy_factor, value))
 
     @torch.no_grad()
     def result(self, rest: float = 0.0, proxy_rest: Tensor | None = None) -> Weights:
-        """Mean in the old dtypes; ``rest``: the old model's weight; ``proxy_rest`` ``(C,)``: for its proxies."""
+        """Mean in the old dtypes; ``rest``: the old model's weight; ``proxy_rest`` ``(C,)``: of its classifier."""
         if rest:
             self.add(self._old, rest, proxy_rest)
         elif proxy_rest is not None and bool(proxy_rest.any()):
@@ -105,12 +100,12 @@ class WeightedMean:
         old = self._old[key]
         if old.is_floating_point():
             return mean
-        # a mean of other integers, such as indices, has no meaning, and one bad upload could make training fail
+        # other integers may be indices, and one bad upload could make training fail
         return mean.round().to(old.dtype).clamp(old, old + MAX_BATCHES) if key.endswith(COUNTER) else old
 
 
 class Addition:
-    """Running sum of clients' tensors other than weights; ``individual``: also keep each client's tensors."""
+    """Running sum of tensors other than weights; ``individual``: also keep each client's."""
 
     def __init__(self, *, individual: bool) -> None:
         self._individual = individual
@@ -125,7 +120,7 @@ class Addition:
             self._contributions.append(Contribution(client, tensors))
 
     def total(self, clients: int, round: int = 0) -> Total:
-        """The sum over ``clients`` clients; raise RunError if it is not finite."""
+        """The sum over ``clients`` clients. Raises RunError if it is not finite."""
         for name, value in self._sums.items():
             if not _finite(value):
                 raise RunError(
@@ -136,17 +131,17 @@ class Addition:
 
 
 def matching(into: Tensor, term: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
-    """Corresponding parts of two tensors: tensors on disk then need little memory."""
+    """Parts of two tensors: tensors on disk then need little memory."""
     return zip(pieces(into), pieces(term), strict=True) if into.stride() == term.stride() else [(into, term)]
 
 
 def rows(per_class: Tensor, like: Tensor) -> Tensor:
-    """``(C,)`` reshaped to multiply the rows of the classifier's weight or bias."""
+    """``(C,)`` reshaped to multiply the classifier's rows."""
     return per_class.to(like).reshape(-1, *[1] * (like.dim() - 1))
 
 
 def weighted_mean(uploads: Iterable[tuple[float, Weights]], old: Weights) -> Weights:
-    """``sum_k w_k u_k + (1 - sum_k w_k) old``; the weights sum to at most 1."""
+    """``sum_k w_k u_k + (1 - sum_k w_k) old``."""
     mean, weights = WeightedMean(old), []
     for weight, upload in uploads:
         mean.add(upload, weight)
@@ -157,7 +152,7 @@ def weighted_mean(uploads: Iterable[tuple[float, Weights]], old: Weights) -> Wei
 def check_upload(
     upload: Mapping[str, Tensor], old: Mapping[str, Tensor], *, where: str, keys: Sequence[str] = ()
 ) -> None:
-    """Raise RunError unless an upload has the model's form and finite values; ``keys``: that may cause divergence."""
+    """Raise RunError for another form than the model's, or values that are not finite; ``keys``: may cause these."""
     if upload.keys() != old.keys():
         unexpected = few(sorted(upload.keys() ^ old.keys()), 3)
         raise shareable(RunError(f"{where} has other tensors than the model: {unexpected}"))
@@ -172,7 +167,7 @@ def check_upload(
 
 
 def check_form(state: Mapping[str, Tensor], old: Mapping[str, Tensor], what: str, use: str = ALL) -> None:
-    """Raise HookError unless a plugin's state dict has the names and shapes of ``old``; ``what``: names the hook."""
+    """Raise HookError if a plugin's state dict has other names or shapes; ``what``: begins the message."""
     for name, value in state.items():
         if name in old and value.shape != old[name].shape:
             shape, expected = tuple(value.shape), tuple(old[name].shape)
@@ -194,13 +189,13 @@ def check_result(
     *,
     where: str,
 ) -> None:
-    """Raise RunError unless a client's result has the right form and values; ``shapes``: from :func:`announced`."""
+    """Raise RunError if a client's result is invalid; ``shapes``: from :func:`announced`."""
     check_upload(upload, old, where=where, keys=numbers(optimizer))
     for name, value in upload.items():
         if name.endswith(VARIANCES) and bool((value < 0).any()):
             raise RunError(f"{where}: {name} has negative variances")  # other clients' features would be NaN
     needed = [name for name in shapes if name.startswith(f"{OPTIMIZER}/")]
-    # an optimiser's tensor named after a parameter has the parameter's dtype
+    # a tensor named after a parameter has its dtype
     named = {name: old.get(name.removeprefix(f"{OPTIMIZER}/")) for name in needed}
     dtypes = {n: (torch.float32, torch.float64) if like is None else (like.dtype,) for n, like in named.items()}
     check_extra(extra, shapes, where=where, dtypes=dtypes)
@@ -215,7 +210,7 @@ def check_result(
 
 
 def check_terms(terms: Mapping[str, float], upload: Mapping[str, Tensor], method: Method, *, where: str) -> None:
-    """Raise RunError if a loss term is not finite although the weights are; ``terms``: means over a client's round."""
+    """Raise RunError if a loss term is not finite although the weights are."""
     for name, value in terms.items():
         if not math.isfinite(value) and all(map(_finite, upload.values())):
             keys = ", or another ".join(["train_args.learning_rate", *numbers(method)])
@@ -230,9 +225,9 @@ def check_extra(
     where: str,
     dtypes: Mapping[str, Sequence[torch.dtype]] | None = None,
 ) -> None:
-    """Raise RunError unless tensors have the announced ``shapes``, are finite, and have no negative integers.
+    """Raise RunError for other tensors than announced, or invalid values.
 
-    ``dtypes``: allowed ones by name, since one client's dtype would affect the sum; default: :data:`.SENT`.
+    ``dtypes``: allowed ones by name, because one client's dtype affects the sum; default: :data:`.SENT`.
     """
     if unknown := sorted(tensors.keys() - shapes.keys()):
         raise RunError(f"{where} has tensors that its method does not announce: {few(unknown, 3)}")
@@ -247,12 +242,8 @@ def check_extra(
             raise RunError(f"{where}: {key} has negative integers")
 
 
-VARIANCES = "running_var"
-"""End of the names of batch normalisation's variances."""
-
-
 def check_made(made: Mapping[str, Tensor], plugin: Method | Optimizer) -> None:
-    """Raise RunError if the result of a plugin's step on the server is not finite."""
+    """Raise RunError if the result of a plugin's step is not finite."""
     for key, value in made.items():
         if not _finite(value):
             keys = ", ".join([*numbers(plugin), "train_args.learning_rate"])
@@ -269,7 +260,7 @@ def numbers(plugin: Method | Optimizer) -> list[str]:
 
 
 def _finite(value: Tensor) -> bool:
-    """Whether all entries are finite; the sum is checked first, which is faster."""
+    # the sum is checked first, which is faster
     return not value.is_floating_point() or all(
         bool(torch.isfinite(part.sum()) or torch.isfinite(part).all()) for part in pieces(value)
     )

@@ -1,10 +1,8 @@
 """Integer noise for sums in a ring: the distributed discrete Gaussian mechanism.
 
 Kairouz, Liu, Steinke: The Distributed Discrete Gaussian Mechanism for Federated Learning with Secure Aggregation, ICML
-2021 (theorem 1, algorithm 1). Each client clips the norm of its update, rounds it to steps of the ring, and adds
-discrete Gaussian noise. Difference: the paper rotates vectors and rounds randomly until the norm is small enough, so
-that few bits suffice. Rounding to the nearest step lengthens a vector of ``d`` values by at most ``sqrt(d) / 2`` steps,
-and the noise is scaled to that norm.
+2021 (theorem 1, algorithm 1). Difference: the paper rotates vectors and rounds randomly, so that few bits suffice.
+Rounding to the nearest step lengthens a vector of ``d`` values by at most ``sqrt(d) / 2`` steps.
 """
 
 import math
@@ -19,11 +17,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 AT_ONCE = 2**16  # fits a core's cache
-UNSURE = 2.0**-44
-"""Difference of a draw and a probability below which more digits are compared."""
+UNSURE = 2.0**-44  # difference of a draw and a probability below which more digits are compared
 DIGITS = Context(prec=60)
-TAIL = 10.0
-"""Standard deviations of noise for which the ring has room; 2e-23 of all values lie beyond."""
+TAIL = 10.0  # standard deviations for which the ring has room; 2e-23 of all values lie beyond
 LEAST = 2.0
 """Minimum standard deviation of a client's noise, in steps: tau of theorem 1 is below 1e-15 per pair of clients."""
 MULTIPLIER = "privacy_args.noise_multiplier"
@@ -31,15 +27,14 @@ MULTIPLIER = "privacy_args.noise_multiplier"
 
 @dataclass(frozen=True)
 class SumNoise:
-    """Noise on a sum, of which each client adds a part; LabelSkewError if the ring has too few bits or too large steps.
+    """Noise on a sum, of which each client adds a part. Raises LabelSkewError if the ring has too few bits.
 
     Args:
         multiplier: minimum standard deviation of the sum's noise, divided by ``clip``.
         clip: maximum norm of one client's weighted values together, before rounding.
         largest: maximum of a value in the sum.
-        bits: of the ring.
-        clients: maximum of clients in a sum (most noise).
-        least: minimum of clients in a sum (least noise).
+        clients: maximum number in a sum.
+        least: minimum number in a sum.
         size: values of a vector.
     """
 
@@ -75,16 +70,16 @@ class SumNoise:
 
     @property
     def norm(self) -> float:
-        """Maximum norm of one client's rounded vector, in steps."""
+        """Maximum norm of a client's rounded vector, in steps."""
         return self.clip / self.step + math.sqrt(self.size) / 2
 
     @property
     def deviation(self) -> float:
-        """Standard deviation of one client's noise, in steps."""
+        """Standard deviation of a client's noise, in steps."""
         return self.multiplier * self.norm / math.sqrt(self.least)
 
     def clipped(self, values: Mapping[str, Tensor], share: float = 1.0) -> dict[str, Tensor]:
-        """Scale values (float64) so that their norm times ``share`` is at most ``clip``, and each at most ``largest``.
+        """Scale float64 values to a norm (times ``share``) of at most ``clip``, and each to at most ``largest``.
 
         An error would reveal a larger value.
         """
@@ -96,7 +91,7 @@ class SumNoise:
         return {name: value * factor for name, value in values.items()}
 
     def draw(self, generator: np.random.Generator) -> NDArray[np.int64]:
-        """One client's noise, ``(size,)``."""
+        """A client's noise, ``(size,)``."""
         return discrete_gaussian(self.size, self.deviation, generator)
 
 
@@ -142,7 +137,7 @@ def _discrete_laplace(scale: int, generator: np.random.Generator) -> NDArray[np.
 def _chance(
     exponent: NDArray[np.float64], exact: Callable[[int], Fraction], generator: np.random.Generator
 ) -> NDArray[np.bool_]:
-    """Draw True with probability ``exp(-exponent)`` each; ``exact``: the exponent of an index, without rounding."""
+    """Draw True with probability ``exp(-exponent)``; ``exact``: the exponent of an index, without rounding."""
     chance, draw = np.exp(-exponent), generator.random(len(exponent))
     result: NDArray[np.bool_] = draw < chance
     for i in np.flatnonzero(np.abs(draw - chance) < UNSURE):  # 53 bits may not decide: draw 128 more

@@ -1,14 +1,11 @@
-"""Fixed-point numbers in integer rings, whose sums are exact in any order.
+"""Fixed-point numbers in integer rings; their sums are exact in any order.
 
-A client encodes tensors as one flat vector.
+A client encodes tensors as one flat vector, with wide values first.
 
-- A *narrow* tensor takes one entry per value, summed modulo ``2 ** bits``. Values are at most ``bound`` and weighted by
-  the clients' shares. The shares add up to at most 1, so a sum is at most ``bound``. The step is ``bound`` divided by
-  half of the ring, less half a step of rounding per client.
-- A *wide* tensor has its own step, such as ``2 ** -20``, and takes one 64-bit number per value, summed modulo ``2 **
-  64``: sums of parts of these numbers would reveal more than the sum.
-
-Wide numbers come first, then narrow entries, of two bytes with 16 bits and otherwise four.
+- A *narrow* tensor takes one entry per value, summed modulo ``2 ** bits``. Values are weighted by the clients' shares,
+  which add up to at most 1, so a sum is at most ``bound``.
+- A *wide* tensor takes one 64-bit number per value, summed modulo ``2 ** 64``: sums of parts of these numbers would
+  reveal more than the sum.
 """
 
 import math
@@ -29,7 +26,7 @@ Vector = NDArray[np.unsignedinteger[Any]]
 
 @dataclass(frozen=True)
 class Narrow:
-    """Form of a tensor with values of at most ``bound``, before weighting."""
+    """A tensor with values of at most ``bound``, before weighting."""
 
     shape: tuple[int, ...]
     bound: float
@@ -37,7 +34,7 @@ class Narrow:
 
 @dataclass(frozen=True)
 class Wide:
-    """Form of a tensor with steps of ``2 ** -fraction``."""
+    """A tensor with steps of ``2 ** -fraction``."""
 
     shape: tuple[int, ...]
     fraction: int
@@ -46,18 +43,17 @@ class Wide:
 class Ring:
     """Encoding of tensors as a vector.
 
-    ``bits``: of an entry of the vector, 16 to 32; ``clients``: maximum of vectors in a sum; ``head_room``: free part of
-    narrow ranges for noise, relative to ``bound``.
+    ``bits``: of a narrow entry, 16 to 32; ``clients``: maximum in a sum; ``head_room``: free part of narrow ranges for
+    noise, relative to ``bound``.
     """
 
     def __init__(
         self, entries: Mapping[str, Narrow | Wide], bits: int, clients: int, *, head_room: float = 0.0
     ) -> None:
         self.bits, self.clients = bits, clients
-        # wide entries first
         self.entries = dict(sorted(entries.items(), key=lambda item: isinstance(item[1], Narrow)))
         self.value = 64 - (clients - 1).bit_length()
-        """Bits of a wide value with sign, so that the sum of all clients' values fits into 64."""
+        """Bits of a wide value with sign; the clients' sum fits into 64."""
         self._top = (2 ** (bits - 1) - 1 - clients) / (1 + head_room)  # each client's rounding adds half a step
         self.wide = sum(math.prod(e.shape) for e in self.entries.values() if isinstance(e, Wide))
         narrow = sum(math.prod(e.shape) for e in self.entries.values() if isinstance(e, Narrow))
@@ -70,16 +66,15 @@ class Ring:
     def encode(
         self, tensors: Mapping[str, Tensor], *, share: float, where: str, words: Mapping[str, tuple[str, str]]
     ) -> Vector:
-        """One client's vector ``(size,)``, with narrow entries from 0 to ``2 ** bits - 1``.
+        """One client's vector ``(size,)``. Raises RunError for a tensor that is out of range.
 
-        Raise RunError if a tensor is out of range; the message begins with ``where``, and has the description and
-        advice in ``words``. ``share``: the client's weight for narrow tensors, 0 to 1.
+        ``share``: weight of narrow tensors, 0 to 1; ``words``: description and advice for the message.
         """
         vector = self.zeros()
         wide, narrow = parts(vector, self.wide)
         for name, entry in self.entries.items():
             value = tensors[name].detach().reshape(-1).double().cpu()
-            # for wide entries, less than the exact maximum, which rounding might exceed
+            # for wide entries, rounding might exceed the exact maximum
             most = entry.bound if isinstance(entry, Narrow) else 2.0 ** (self.value - 1 - entry.fraction) - 1
             reached = float(value.abs().max()) if len(value) else 0.0
             if not reached <= most:
@@ -104,7 +99,7 @@ class Ring:
         add(into, vector, self.bits, self.wide)
 
     def decode(self, vector: Vector) -> dict[str, Tensor]:
-        """Sums of all clients' tensors (narrow ones weighted), float64."""
+        """Sums of all clients' tensors, float64."""
         sums: dict[str, Tensor] = {}
         wide, narrow = parts(vector, self.wide)
         for name, entry in self.entries.items():

@@ -36,14 +36,14 @@ from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, group, joined, rest
 LEAST_WEIGHT = 1e-6
 """Smaller weights that clients declare count as 0, because their inverse could be infinite."""
 Hooks = Callable[["Server", int, list[tuple[int, Weights]]], Weights]
-"""Replacement for the mean of a round: from the server, the round, and each client's number of samples and upload."""
+"""Replacement for the mean: from the server, the round, and each client's number of samples and upload."""
 
 
 class Server:
     """The server's ``weights``, ``shared`` tensors and the optimiser's ``memory``, and their updates.
 
-    Uploads arrive in client order, and are added and freed at once, unless FedML's ``hooks`` need all of them.
-    ``proxy_smoothing``: lambda of per-class weights for the classifier's rows. ``sums``: for secure aggregation.
+    Each upload is added and freed at once, unless ``hooks`` need all. ``proxy_smoothing``: see :func:`.class_weights`;
+    ``sums``: for secure aggregation.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Server:
         self.opened: list[int] = []
         self.hooks, self.proxy_smoothing, self.sums, self.name = hooks, proxy_smoothing, sums, name
         self.measured: dict[str, float] = {}
-        """With secure aggregation, mean ``loss`` and ``accuracy`` that the last round's clients reported."""
+        """With ``sums``, mean ``loss`` and ``accuracy`` that the last round's clients reported."""
         self._unchanged = Unchanged(self.method), Unchanged(self.optimizer)
 
     def open(self, openings: Iterable[Contribution]) -> None:
@@ -92,7 +92,7 @@ class Server:
             self._open(clients, addition.total(len(clients)))
 
     def open_sum(self, vector: Vector, clients: list[int]) -> tuple[int, int]:
-        """As :meth:`open`, from the sum of vectors; returns the clients' numbers of training and test samples."""
+        """As :meth:`open`, from the sum of vectors; returns numbers of training and test samples."""
         assert self.sums is not None
         samples, tests, total = self.sums.read_opening(vector, len(clients))
         if self.method.uses("opening"):
@@ -108,7 +108,7 @@ class Server:
 
     @property
     def aggregation(self) -> Aggregation:
-        """Weights of the uploads."""
+        """Kind of the uploads' weights."""
         return self.optimizer.aggregation or self.method.aggregation
 
     @property
@@ -117,7 +117,7 @@ class Server:
         return self.aggregation == "declared"
 
     def check(self, client: int, round: int, result: LocalResult) -> None:
-        """Raise RunError unless a client's result has the right form and values."""
+        """Raise RunError if a client's result is invalid."""
         where = f"round {round + 1}: upload of {self.name(client)}"
         if self.sums is not None:
             self.sums.check(result.upload, self.sums.round, where=where)
@@ -145,9 +145,9 @@ class Server:
         *,
         round: int = 0,
     ) -> list[int]:
-        """Aggregate a round's checked ``uploads``, ascending by client; return the clients that uploaded.
+        """Aggregate checked ``uploads``, ascending by client; return the clients that uploaded.
 
-        ``sizes``: training samples of each selected client; ``counts``: ``(|S|, C)`` per class, for per-class weights.
+        ``sizes``: training samples of each selected client; ``counts``: ``(|S|, C)``, for per-class weights.
         """
         if self.sums is not None:
             participants: list[int] = []
@@ -182,7 +182,7 @@ class Server:
             else:
                 mean.add(result.upload, shares[i], None if proxies is None else proxies[i])
                 whole.add({key: result.upload[key] for key in classifier}, shares[i])
-            del result  # free each upload before the next one arrives
+            del result  # before the next one arrives
         if not present:
             return []
         if self.declared and not any(shares):
@@ -198,7 +198,7 @@ class Server:
         return [clients[i] for i in present]
 
     def run_sum(self, participants: list[int], vector: Vector, *, round: int = 0) -> list[int]:
-        """As :meth:`run_round`, from the sum of the participants' vectors; ``participants`` ascending."""
+        """As :meth:`run_round`, from the sum of the participants' vectors."""
         assert self.sums is not None
         if participants:
             mean, total, self.measured = self.sums.read(vector, self.weights, len(participants), round)

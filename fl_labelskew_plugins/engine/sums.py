@@ -1,7 +1,7 @@
 """Secure aggregation without its cryptography: encoding of clients' updates, and decoding of their sum.
 
-See docs/sums.md; :mod:`.ring` defines a client's vector. Only the opening sum contains numbers of samples, which are
-constant: with sums over different sets of clients, linear algebra could recover single numbers.
+See docs/sums.md. Only the opening sum contains numbers of samples, which are constant: sums over different clients
+would reveal single numbers.
 """
 
 import math
@@ -21,20 +21,18 @@ from fl_labelskew_plugins.engine.ring import Narrow, Ring, Vector, Wide, parts, 
 from fl_labelskew_plugins.machine.text import few
 from fl_labelskew_plugins.tensors import Weights, group
 
-SUMMED = 20
-"""Fraction bits of unweighted sums: the method's tensors and counts."""
-MEAN = 30
-"""Fraction bits of buffers, which are weighted by shares."""
+SUMMED = 20  # fraction bits of unweighted sums: the method's tensors and counts
+MEAN = 30  # fraction bits of buffers, which are weighted by shares
 VECTOR = "sum"
 """Name of the only tensor in an upload or opening."""
 LARGER = "use a larger comm_args.secure_clip"
 
 
 class Sums:
-    """Encoder and decoder of sums for one recipe, identical for clients and server.
+    """Encoder and decoder of sums for one recipe.
 
     ``forms``: a state dict; ``clip``: maximum change of a parameter in a round; ``noise``: multiplier, norm and minimum
-    number of clients of :class:`.SumNoise`, which must cover the whole network and fit into the ring.
+    number of clients of :class:`.SumNoise`.
     """
 
     def __init__(
@@ -46,7 +44,7 @@ class Sums:
         clip: float,
         noise: tuple[float, float, int] | None = None,
     ) -> None:
-        self.trainer, self.forms, self.clip = trainer, forms, clip
+        self.trainer, self.clip = trainer, clip
         self.method, self.optimizer = trainer.method, trainer.optimizer
         self.aggregation = self.optimizer.aggregation or self.method.aggregation
         parameters = [name for name, p in trainer.model.named_parameters() if p.requires_grad]
@@ -54,8 +52,12 @@ class Sums:
         self.clients = federation.num_clients
         """Clients in the opening sum."""
         self.shapes = announced(self.method, self.optimizer, federation, forms, parameters)
-        """Shapes of the tensors that a client sends in addition to weights."""
-        entries = self._round_entries()
+        entries: dict[str, Narrow | Wide] = {}
+        narrow = dict(trainer.model.named_parameters())
+        for name, form in _averaged(forms).items():
+            shape = tuple(form.shape)
+            entries[f"model/{name}"] = Narrow(shape, clip) if name in narrow else Wide(shape, MEAN)
+        entries |= _sent(self.shapes, self.method.sends)
         self.noise: SumNoise | None = None
         if noise is None:
             entries["measured"] = Wide((4,), SUMMED)
@@ -74,18 +76,10 @@ class Sums:
         parts = {"samples": Wide((), SUMMED), **tests, **_sent(opening, self.method.sends)}
         self.opening = Ring(parts, bits, federation.num_clients)
         self.right = None if self.noise else Ring({"right": Wide((), SUMMED)}, bits, federation.num_clients)
-        """Correct answers on the clients' own test splits; None with noise, because the noise would not cover them."""
-
-    def _round_entries(self) -> dict[str, Narrow | Wide]:
-        entries: dict[str, Narrow | Wide] = {}
-        narrow = dict(self.trainer.model.named_parameters())
-        for name, form in _averaged(self.forms).items():
-            shape = tuple(form.shape)
-            entries[f"model/{name}"] = Narrow(shape, self.clip) if name in narrow else Wide(shape, MEAN)
-        return entries | _sent(self.shapes, self.method.sends)
+        """Correct answers on the clients' test splits; None with noise, which would not cover them."""
 
     def share(self, samples: int) -> float:
-        """Weight of a client with ``samples`` samples, at most 1: another client may claim a negative number."""
+        """Weight of a client, at most 1: another one may claim a negative number of samples."""
         federation = self.trainer.federation
         if self.aggregation == "uniform":
             return 1 / federation.clients_per_round
@@ -99,10 +93,7 @@ class Sums:
     # client side
 
     def added(self, client: int, round: int, start: Weights, result: LocalResult, *, measures: bool = True) -> Vector:
-        """A client's vector for a round, before noise; ``measures``: with loss and accuracy.
-
-        Raise RunError if a tensor is not finite, not announced, or out of range.
-        """
+        """A client's vector for a round, before noise; ``measures``: with loss and accuracy. Raises RunError."""
         trainer, extra = self.trainer, result.contributions
         where = f"round {round + 1}: {trainer.name(client)}"
         check_result(result.upload, extra, start, self.shapes, self.method, self.optimizer, where=where)
@@ -127,7 +118,7 @@ class Sums:
         return self.round.encode(tensors, share=share, where=where, words=words)
 
     def noisy(self, vector: Vector, generator: np.random.Generator) -> Vector:
-        """A copy of a vector, with this client's part of the noise."""
+        """A copy of a vector, with a client's part of the noise."""
         assert self.noise is not None
         vector = vector.copy()
         _, narrow = parts(vector, self.round.wide)
@@ -136,7 +127,7 @@ class Sums:
         return vector
 
     def opened(self, client: int, tensors: Mapping[str, Tensor], tests: int) -> Vector:
-        """A client's vector before round 0: numbers of its samples and of its own ``tests``, and its opening."""
+        """A client's vector before round 0: numbers of its samples and ``tests``, and its opening."""
         samples = self.trainer.counts(client).sum()
         added = {"samples": samples, "tests": torch.tensor(tests), **_as_sent(tensors, self.opening)}
         return self.opening.encode(added, share=1, where=f"opening of {self.trainer.name(client)}", words={})
@@ -166,7 +157,7 @@ class Sums:
             raise RunError(f"{where} is not a vector of {ring.size} integers of {ring.bits} bits")
 
     def read_opening(self, vector: Vector, clients: int) -> tuple[int, int, Total]:
-        """Numbers of training and test samples, and the sum of openings; errors as in :meth:`read`."""
+        """Numbers of training and test samples, and the sum of openings. Raises RunError."""
         sums = self.opening.decode(vector)
         _check_sent(sums, 1, clients, "opening exchange")
         tests = 0 if self.noise else round(float(sums["tests"]))
@@ -178,9 +169,9 @@ class Sums:
         return round(float(self.right.decode(vector)["right"]))
 
     def read(self, vector: Vector, old: Weights, clients: int, round: int) -> tuple[Weights, Total, dict[str, float]]:
-        """The mean, the sum of the method's tensors, and the measures (see :func:`_means`) of a round's sum.
+        """The mean, the sum of the method's tensors, and the measures of a round's sum.
 
-        ``old``: state dict at the round's start. Raise RunError if the sum claims an impossible number of senders.
+        Raises RunError for an impossible number of senders.
         """
         sums, share = self.round.decode(vector), self.shares(clients)
         _check_sent(sums, 0, clients, f"round {round + 1}")
@@ -200,20 +191,17 @@ class Sums:
 
 
 def as_tensor(vector: Vector) -> Tensor:
-    """A vector as signed integers, the only integer type on the wire."""
+    """A vector as signed integers, as on the wire."""
     return torch.from_numpy(vector.view(f"i{vector.itemsize}"))
 
 
 def as_vector(tensor: Tensor) -> Vector:
-    """The vector from a tensor of :func:`as_tensor`."""
+    """The inverse of :func:`as_tensor`."""
     return tensor.cpu().numpy().view(f"u{tensor.element_size()}")
 
 
 def _means(measured: list[float], clients: int) -> dict[str, float]:
-    """Mean ``loss`` of the clients that reported one, and ``accuracy`` of personalised models on all test samples.
-
-    Impossible values are omitted, because clients' reports are not checked.
-    """
+    """Mean ``loss``, and ``accuracy`` of personalised models, without impossible values: reports are not checked."""
     loss, losses, right, samples = measured
     means = {"loss": loss / losses} if round(losses) in range(1, clients + 1) else {}
     return means | ({"accuracy": right / samples} if samples >= 1 and 0 <= right <= samples else {})
@@ -227,7 +215,7 @@ def _check_sent(sums: Mapping[str, Tensor], least: int, most: int, where: str) -
 
 
 def _sent(shapes: Mapping[str, tuple[int, ...]], sends: Mapping[str, str]) -> dict[str, Narrow | Wide]:
-    """Entries for a method's tensors and their numbers of senders, because clients may omit tensors.
+    """Entries for a method's tensors and their numbers of senders.
 
     Counts are rounded: the digits of smoothed counts would reveal each client's own counts.
     """
@@ -248,10 +236,10 @@ def _as_sent(tensors: Mapping[str, Tensor], ring: Ring) -> dict[str, Tensor]:
 
 
 def _sent_sums(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Sums of the method's tensors that at least one client sent, as float32."""
+    """Sums of the tensors that a client sent, as float32."""
     return {name: value.float() for name, value in group(sums, "method").items() if sums[f"sent/{name}"] >= 0.5}
 
 
 def _averaged(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors to average. Batch norm's batch counts, which reveal numbers of samples, keep the server's values."""
+    """Tensors to average: batch norm's counts would reveal numbers of samples."""
     return {name: value for name, value in tensors.items() if value.is_floating_point()}

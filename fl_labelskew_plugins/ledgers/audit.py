@@ -1,4 +1,4 @@
-"""A tamper-evident log of connections, rejections and messages, see docs/audit_log.md."""
+"""A tamper-evident log, see docs/audit_log.md."""
 
 import contextlib
 import hashlib
@@ -38,7 +38,7 @@ MESSAGES_PER_MINUTE = 1200
 class Audit:
     """A process's audit log; thread-safe, and never raises an error.
 
-    ``observe``: called with each line; ``digests``: whether lines of messages have a SHA-256.
+    ``observe``: called with each line; ``digests``: of messages.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Audit:
         self._lock, self._busy = threading.RLock(), False
 
     def open(self, folder: Path, role: str) -> None:
-        """Begin or continue a log; ``role``: ``server``, or such as ``silo-2``."""
+        """Begin or continue a log; ``role``: such as ``silo-2``."""
         with self._lock:
             self._folder = folder
             self._waiting.appendleft({"event": "opened", "role": role, "process": os.getpid()})
@@ -72,7 +72,7 @@ class Audit:
             self._write_waiting()
 
     def sync(self) -> None:
-        """Flush all lines to the disk."""
+        """Force all lines to the disk."""
         with self._lock, contextlib.suppress(OSError):  # writing the next line reports it
             if self._file >= 0:
                 os.fsync(self._file)
@@ -109,7 +109,6 @@ class Audit:
             self._busy = False
 
     def _write_repeated(self, *, now: bool = False) -> None:
-        """Once a minute, write the number of suppressed lines."""
         if not now and time.monotonic() - self._seen_since < MINUTE:
             return
         for (event, *_), (times, line) in self._seen.items():
@@ -137,7 +136,7 @@ class Audit:
                 self._warned = True
                 text = f"cannot be written: {error.strerror}; the run continues, and the log will list missing lines"
                 log.warn(f"{self._folder}/{NAME}: {text}")
-        except BaseException:  # Ctrl-C within a line: the file is read again before the next one
+        except BaseException:  # Ctrl-C within a line, which _reopen removes
             self._close_file()
             raise
 
@@ -166,7 +165,7 @@ class Audit:
         self._reopen()
 
     def _reopen(self) -> None:
-        """Open the file at its end; remove an incomplete last line (kill, full disk)."""
+        """Open the file; remove an incomplete last line."""
         assert self._folder is not None
         self._file = open_regular(self._folder / NAME, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
         self._size = os.fstat(self._file).st_size
@@ -201,13 +200,13 @@ def _number(path: Path) -> int:
 
 
 def belongs(name: str) -> bool:
-    """Whether this is the name of a log's file."""
+    """Whether this is a log's file."""
     return re.fullmatch(r"audit(-\d{6,9})?\.jsonl", name) is not None
 
 
 @dataclass(frozen=True)
 class Verified:
-    """Counts of a valid log: ``missing`` lines could not be written, ``repaired`` ones were incomplete."""
+    """A valid log; ``missing``: lines that could not be written; ``repaired``: incomplete ones."""
 
     lines: int
     files: int
@@ -217,7 +216,7 @@ class Verified:
 
 
 def read(folder: Path) -> Iterator[tuple[str, bytes, dict[str, Any]]]:
-    """Place, bytes and content of each line; raises LabelSkewError for unreadable files, RunError for invalid lines."""
+    """Place, bytes and content of each line. Raises LabelSkewError."""
     paths = files(folder)
     if not paths:
         raise LabelSkewError(f"{folder}: contains no {NAME}; use the folder of a server's run, or a silo's own folder")
@@ -231,7 +230,7 @@ def read(folder: Path) -> Iterator[tuple[str, bytes, dict[str, Any]]]:
 
 
 def verify(folder: Path, last: str = "") -> Verified:
-    """Check a log, see :func:`read`; ``last``: SHA-256 of a line that must exist."""
+    """Check a log; ``last``: SHA-256 of a line that must exist. Raises as :func:`read`."""
     before, previous, count, missing, repaired, complete = "", "", 0, 0, 0, not last
     for where, line, content in read(folder):
         if not line.endswith(b"\n"):

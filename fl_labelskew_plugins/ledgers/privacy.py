@@ -1,9 +1,9 @@
-"""The ledger of clients' answers, their epsilon so far, and the answers that a budget allows.
+"""The ledger of clients' answers, their epsilon, and the answers that a budget allows.
 
-Epsilon covers all answers of one client, each with its own noise. It is the smaller of two valid bounds: Renyi
-differential privacy (Mironov, CSF 2017), and pure bounds of Laplace noise plus the exact bound of Gaussian noise (Balle
-and Wang, ICML 2018). For discrete Gaussian noise only the first applies, which treats it like Gaussian noise (Kairouz,
-Liu, Steinke, ICML 2021, theorem 1). Sampling does not amplify privacy, because the server knows the selected clients.
+Epsilon is the smaller of two bounds: Renyi differential privacy (Mironov, CSF 2017), and pure bounds of Laplace noise
+plus the exact bound of Gaussian noise (Balle and Wang, ICML 2018). For discrete Gaussian noise only the first applies,
+as for Gaussian noise (Kairouz, Liu, Steinke, ICML 2021, theorem 1). Sampling does not amplify privacy, because the
+server knows the selected clients.
 """
 
 import fcntl
@@ -32,7 +32,7 @@ from fl_labelskew_plugins.recipe.sections import Level, PrivacyBudget
 NAME = "privacy.jsonl"
 LEVELS: tuple[Level, ...] = get_args(Level)
 DELTA = 1e-5  # without a budget
-MAX_ANSWERS = 10**6  # that are counted in advance
+MAX_ANSWERS = 10**6
 Spent = tuple[tuple[str, float, int], ...]
 """Kind of noise, strength divided by sensitivity, and number of answers."""
 
@@ -42,7 +42,7 @@ class SpentError(RunError):
 
 
 class LedgerEntry(BaseModel):
-    """A line of a ledger: an answer, and the total epsilon (None: no bound)."""
+    """A line: an answer, and the total epsilon (None: no bound)."""
 
     time: str
     run: str
@@ -55,10 +55,7 @@ class LedgerEntry(BaseModel):
 
 
 class Ledger:
-    """A file of answers, and their budget, if any. A repeated question has the same answer, and is spent once.
-
-    Raises LabelSkewError for another file, or for a budget without dp-accounting.
-    """
+    """A file of answers, and their budget, if any. Raises LabelSkewError for another file."""
 
     def __init__(self, file: Path, budget: PrivacyBudget | None = None, level: Level = "silo") -> None:
         self.file, self.budget, self.level = file, budget, level
@@ -73,10 +70,9 @@ class Ledger:
     def spend(
         self, noises: Sequence[Noise], answer: str, *, run: str, round: int = -1, client: int | None = None
     ) -> None:
-        """Record an answer on disk before it is computed, unless it is recorded already.
+        """Record an answer before it is computed, unless it is recorded already.
 
-        ``noises``: of its parts; ``answer``: digest of all that it depends on; ``round``: from 0, or -1 before the
-        first; ``client``: if the file has several clients.
+        ``noises``: of its parts; ``answer``: digest of all that it depends on; ``round``: -1 before the first.
 
         Raises SpentError if the answer would exceed the budget, and RunError if the ledger cannot be written.
         """
@@ -103,7 +99,7 @@ class Ledger:
             self._total(noises, round, None)
 
     def _total(self, noises: Sequence[Noise], round: int, client: int | None) -> tuple[float, dict[Level, float]]:
-        """Delta, and epsilon with another answer; raises SpentError if it exceeds the budget."""
+        """Delta, and epsilon with another answer."""
         delta = DELTA if self.budget is None else self.budget.delta
         spent = self._spent.get(client, Counter()) + Counter(noises)
         so_far = {level: epsilon(at(spent, level), delta) for level in LEVELS} if installed() else {}
@@ -124,7 +120,7 @@ class Ledger:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Lock the file from reading to writing, since a silo may be in several runs."""
+        """Lock the file: a silo may be in several runs."""
         try:
             # links of the operator are allowed; other content behind them is rejected before writing
             handle = open_regular(os.path.realpath(self.file), os.O_WRONLY | os.O_CREAT)
@@ -140,7 +136,7 @@ class Ledger:
         return RunError(f"{self.file}: cannot be written: {error.strerror}; answers require the ledger")
 
     def _read(self) -> None:
-        """Read the file again if another process has written to it."""
+        """Read the file if it has changed."""
         try:
             if not self.file.exists() or self.file.stat().st_size == self._size:
                 return
@@ -171,7 +167,7 @@ class Ledger:
 
 
 def ledger_of(recipe: Recipe, folder: Path) -> Ledger | None:
-    """The ledger of a run; None without noise, budget and earlier ledger."""
+    """The ledger of a run, if it needs one."""
     args = recipe.privacy
     elsewhere = args.ledger if recipe.common.across_silos else None
     file = folder / NAME if elsewhere is None else Path(elsewhere)
@@ -192,13 +188,13 @@ class ClientAccounts:
         self._least = 1 if recipe.privacy.noise_multiplier is None else fewest_summed(recipe)
 
     def open(self) -> None:
-        """Record all clients' answers before the first round; raises SpentError."""
+        """Record the answers before the first round. Raises SpentError."""
         for client, parts in enumerate(self._leaving):
             if parts.once:
                 self.ledger.spend(parts.once, "opening", run=self.run, client=client)
 
     def willing(self, round: int, clients: Iterable[int]) -> list[int]:
-        """Record the answers of the clients with enough budget, and return these; raises RunError for too few."""
+        """Record the answers of clients with enough budget; return these. Raises RunError for too few."""
         willing, refusal = [], None
         for client in clients:
             try:
@@ -214,7 +210,7 @@ class ClientAccounts:
 
 
 def clients_of(recipe: Recipe, sizes: Sequence[int], folder: Path, run: str) -> ClientAccounts | None:
-    """The accounts of a simulation's clients; None without a ledger, and for silos."""
+    """The budgets of a simulation's clients; None without a ledger."""
     ledger = None if recipe.common.across_silos else ledger_of(recipe, folder)
     return None if ledger is None else ClientAccounts(ledger, recipe, sizes, run)
 
@@ -229,7 +225,7 @@ def at(noises: Mapping[Noise, int], level: Level) -> Spent:
 
 @lru_cache(maxsize=4096)
 def epsilon(spent: Spent, delta: float) -> float:
-    """Epsilon of answers together; infinite if one has no bound."""
+    """Epsilon of answers together."""
     if not all(strength for _, strength, _ in spent):
         return math.inf
     dp = require("epsilon")
@@ -238,7 +234,6 @@ def epsilon(spent: Spent, delta: float) -> float:
         event = dp.LaplaceDpEvent if kind == "laplace" else dp.GaussianDpEvent
         accountant.compose(event(strength), times)
     pure = sum(times / strength for kind, strength, times in spent if kind == "laplace")
-    # inverse square strengths of Gaussian answers add up
     inverse = sum(times / strength**2 for kind, strength, times in spent if kind == "gaussian")
     exact = dp.get_epsilon_gaussian(1 / math.sqrt(inverse), delta) if inverse else 0.0
     if any(kind == "discrete" for kind, _, _ in spent):
@@ -247,7 +242,7 @@ def epsilon(spent: Spent, delta: float) -> float:
 
 
 def after(opening: Sequence[Noise], upload: Sequence[Noise], number: int, level: Level, delta: float) -> float:
-    """Epsilon of an opening and of ``number`` uploads."""
+    """Epsilon of an opening and ``number`` uploads."""
     spent = Counter(opening)
     for noise in upload:
         spent[noise] += number
@@ -255,7 +250,7 @@ def after(opening: Sequence[Noise], upload: Sequence[Noise], number: int, level:
 
 
 def answers(opening: Sequence[Noise], upload: Sequence[Noise], budget: PrivacyBudget, level: Level) -> int:
-    """Uploads that a budget allows after an opening; -1: not even the opening."""
+    """Uploads that a budget allows; -1: not even the opening."""
 
     def fits(number: int) -> bool:
         return after(opening, upload, number, level, budget.delta) <= budget.epsilon
@@ -272,7 +267,7 @@ def answers(opening: Sequence[Noise], upload: Sequence[Noise], budget: PrivacyBu
 
 
 def carried(recipe: Recipe, sizes: Iterable[int], budget: PrivacyBudget) -> int:
-    """Uploads that a budget allows each client; ``sizes``: their training samples."""
+    """Uploads that a budget allows all clients; ``sizes``: their training samples."""
     require(BUDGET)
     sizes = {n for n in sizes if n}
     parts = [leaving(recipe, n, min(sizes)) for n in sizes]
