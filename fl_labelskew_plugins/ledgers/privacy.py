@@ -234,6 +234,7 @@ def epsilon(spent: Spent, delta: float) -> float:
         event = dp.LaplaceDpEvent if kind == "laplace" else dp.GaussianDpEvent
         accountant.compose(event(strength), times)
     pure = sum(times / strength for kind, strength, times in spent if kind == "laplace")
+    # inverse square strengths of Gaussian answers add up
     inverse = sum(times / strength**2 for kind, strength, times in spent if kind == "gaussian")
     exact = dp.get_epsilon_gaussian(1 / math.sqrt(inverse), delta) if inverse else 0.0
     if any(kind == "discrete" for kind, _, _ in spent):

@@ -68,7 +68,7 @@ def replaced(owner, name, by):
 
 def believes_each_silo(self, rank, advert):
     """Also if it has signed another question than the rest."""
-    self._adverts[rank], self._shown[rank] = advert, Advert.unpack(advert)
+    self._shown[rank] = Advert.unpack(advert)
 
 
 @cheat

@@ -1,6 +1,6 @@
-"""Server and silo of a run in which the server sees only sums (``comm_args.secure_aggregation``).
+"""Server and silo with ``comm_args.secure_aggregation``.
 
-Silos train and report that they are ready. Then :mod:`.secure` computes the sum of their vectors.
+Silos train and report that they are ready; then :mod:`.secure` computes the sum of their vectors.
 """
 
 import contextlib
@@ -60,11 +60,11 @@ from fl_labelskew_plugins.tensors import State, Weights, joined
 
 NOISE = "adds only noise to the sum of this round"
 OPENED = "opened.json"
-"""File in the server's folder: the opening sum, its numbers of training and test samples, and the silos."""
+"""The opening sum, its numbers of training and test samples, and its clients."""
 
 
 class SummedOpening(Opening):
-    """The opening exchange as one sum per run: a second one with one more silo would reveal that silo's numbers."""
+    """The opening exchange as one sum per run: a second one could reveal one silo's numbers."""
 
     def __init__(self, server: SiloServer, sums: ServerSums) -> None:
         super().__init__(server)
@@ -78,7 +78,7 @@ class SummedOpening(Opening):
 
     @property
     def clients(self) -> list[int]:
-        """Clients of the opening sum; none before it."""
+        """Clients of the opening sum, if any."""
         return list(self.content.get("clients", []))
 
     def begin(self) -> None:
@@ -87,7 +87,7 @@ class SummedOpening(Opening):
             self._set_samples(self.content["samples"])
 
     def exchange(self, *, resumed: bool) -> None:
-        """Compute the sum, once per run; before the first checkpoint, read the stored one."""
+        """Compute the sum, or read the stored one before the first checkpoint."""
         server, members, known = self.rounds.server, self.server.members, self.content
         sums, clock = sums_of(self.rounds.session), members.clock
         if known:
@@ -133,14 +133,13 @@ class SummedOpening(Opening):
         """There is one opening sum per run."""
 
     def missed(self, client: int) -> str:
-        """Reason to refuse a silo that is not in the opening sum."""
+        """Reason to refuse a silo, if any."""
         if client in (clients := self.clients) or not clients:
             return ""
         what = "the numbers of samples were summed without this silo, and a second sum would reveal this silo's number"
         return f"{what}; begin a new run"
 
     def _set_samples(self, samples: int) -> None:
-        """Set the number of all training samples, which WELCOME contains."""
         census, server, sums = self.server.census, self.rounds.server, sums_of(self.rounds.session)
         census.samples = samples
         server.federation = census.federation(server.federation)
@@ -158,7 +157,7 @@ class SummedUploads(Uploads):
         self.handlers = {**self.handlers, **dict.fromkeys(wire.STEPS, self._take_step)}
 
     def total(self, round: int, clients: Sequence[int]) -> tuple[list[int], Vector]:
-        """Ask silos to train; return the clients in the sum, and the sum. Raises RunError for too few."""
+        """Ask silos to train; return the clients in the sum, and the sum. Raises RunError."""
         members, server = self.server.members, self.rounds.server
         members.begin(round)
         self._ready = {}
@@ -201,7 +200,7 @@ class SummedUploads(Uploads):
         return list(self._poll.take())
 
     def returned(self, client: int, message: Message, *, same_process: bool) -> None:
-        """Ask a silo with a new process again, because its vector is lost."""
+        """Ask a restarted silo again, because its vector is lost."""
         if not same_process and self._ready.pop(client, None) is not None:
             self._restarted = True
         self._sums.handle_reconnect(client, same_process=same_process)
@@ -228,16 +227,16 @@ class SummedUploads(Uploads):
 
 
 class SummedTests(ClientTests):
-    """Accuracy over all silos' test splits together."""
+    """Accuracy on all silos' test splits together."""
 
     def __init__(self, server: SiloServer, sums: ServerSums, opening: SummedOpening) -> None:
         super().__init__(server)
         self._sums, self._opening = sums, opening
 
     def tested(self, weights: Weights) -> Mapping[str, object]:
-        """The accuracy for a line of metrics, if all silos of the opening are in the sum.
+        """The accuracy, if all silos of the opening are in the sum.
 
-        Sums over sets that differ in one silo would reveal about how many of its answers are right.
+        Sums that differ in one silo would reveal about how many of its answers are right.
         """
         members, sums, run = self.server.members, sums_of(self.rounds.session), self.server.record.run
         self.of(weights)
@@ -290,13 +289,11 @@ class SummedAnswers(Answers):
             silo.show.note(warning, log.WARNING)
         self._account, self._question = Account(silo.folder), ""
         self._total = 0
-        """Training samples of all silos, as the server first reported them to this process; 0: not yet."""
+        """Training samples of all silos, as first reported to this process."""
         self._opening: Vector | None = None
-        """Computed once: the time would reveal the number of samples."""
         self._tested: tuple[int, Vector, str] | None = None
         self._spare_state: State | None = None
-        self._data_digest = silo.data_digest
-        """Computed before the silo connects: the time would reveal the number of samples."""
+        self._data_digest = silo.data_digest  # before the silo connects: the time would reveal the number of samples
         self._sums = SiloSums(
             silo.rank,
             *_identity(silo.transport),
@@ -311,7 +308,7 @@ class SummedAnswers(Answers):
         self.handlers = {**self.handlers, **dict.fromkeys(wire.STEPS, self._take_step)}
 
     def hello(self) -> tuple[Facts, Mapping[str, Tensor]]:
-        """The facts that are not part of a sum."""
+        """Facts that are not summed."""
         facts, tensors = super().hello()
         return replace(facts, samples=0, counts=None), tensors
 
@@ -321,7 +318,7 @@ class SummedAnswers(Answers):
             self._account.join(run)
 
     def check_total(self, federation: Any) -> None:
-        """Refuse another total than before: a server could lower it until this silo, which has more, refuses it."""
+        """Refuse another total than before: a server could lower it until this silo refuses it."""
         total = federation.get("num_samples") if isinstance(federation, dict) else None
         if total and self._total not in (0, total):
             what = "the server reports another number of all training samples than before; restart this silo"
@@ -334,7 +331,7 @@ class SummedAnswers(Answers):
             self._account.leave()
 
     def open(self, session: Session, federation: Federation) -> None:
-        """Check and record the number of all samples; the server asks for the opening sum."""
+        """Check and record the data and the number of all samples."""
         silo, run = self.silo, self.silo.run_name
         comm, before = silo.recipe.comm, self._account.question_of(run, OPENING)
         answers = f"{silo.inputs_digest.hex()} {self._data_digest} {comm.send_contributions} {comm.send_measures}"
@@ -350,7 +347,7 @@ class SummedAnswers(Answers):
             silo.use(replace(session, federation=federation, trainer=replace(session.trainer, federation=federation)))
 
     def asked(self, session: Session, message: Message) -> None:
-        """Record the request. Raises SecureError if it was another one before in this round."""
+        """Record the request. Raises SecureError if it has changed in this round."""
         silo, meta, round = self.silo, message.meta, message.round
         if not session.federation.num_samples:
             raise shareable(RunError("the server asks for training before the samples of all silos are summed"))
@@ -371,7 +368,7 @@ class SummedAnswers(Answers):
             raise
 
     def charge(self, request: str, round: int) -> None:
-        """With noise, only check the budget: each masked vector is charged later."""
+        """With noise, only check the budget: masked vectors are charged."""
         if not self._noise:
             super().charge(request, round)
         elif self.silo.ledger is not None:
@@ -380,13 +377,13 @@ class SummedAnswers(Answers):
     def turn(
         self, take: Callable[..., LocalResult], client: int, round: int, start: Weights, **turn: Any
     ) -> LocalResult:
-        """Train; with noise, a failed turn becomes one without a change, because a failure would reveal data."""
+        """Train; with noise, a failed turn changes nothing, because a failure would reveal data."""
         if self._noise and not turn["state"]:
             self._keep_spare_state(take, client, round, **turn)
         train = take if self._noise else partial(super().turn, take)
         try:
             result = train(client, round, start, **turn)
-            if self._noise:  # a private state that is not finite would make all later rounds fail
+            if self._noise:  # else a private state may make all later rounds fail
                 check_upload(result.upload, start, where=f"round {round + 1}")
             return result
         except Exception as error:
@@ -398,8 +395,8 @@ class SummedAnswers(Answers):
     def _keep_spare_state(self, take: Callable[..., LocalResult], client: int, round: int, **turn: Any) -> None:
         """Keep a private state for a first turn that fails; without one, later rounds would be faster.
 
-        It is that of training from a fresh network with constant shared tensors, so that no value that the server sends
-        can make it fail. Shared tensors of a wrong shape can make it fail for some classes: it is then empty.
+        It is that of a fresh network with constant shared tensors, so only their shapes can make it fail: it is then
+        empty.
         """
         trainer = self.silo.session.trainer
         if self._spare_state is not None or trainer.fresh is None:
@@ -427,10 +424,7 @@ class SummedAnswers(Answers):
         return LocalResult({VECTOR: as_tensor(vector)}, {}, {}, {})
 
     def send(self, round: int, result: LocalResult) -> None:
-        """Report that this silo is ready.
-
-        With noise, wait until ``answer_after_s``, because the time of training may reveal data.
-        """
+        """Report that this silo is ready; with noise, at a fixed time, because the time of training reveals data."""
         key, note = "comm_args.answer_after_s", self.silo.show.note
         if (left := self._answers_at - time.monotonic()) > 0:
             note(f"round {round + 1}: waiting {left:.1f} s before the answer ({key})")
@@ -443,7 +437,7 @@ class SummedAnswers(Answers):
         self.silo.send(Kind.UPLOAD, SERVER, round=round)
 
     def may_test(self, session: Session, message: Message) -> bool:
-        """With noise, test one model per round: no privacy account covers tests."""
+        """With noise, test one model per round: no account covers tests."""
         try:
             if self._noise:
                 self._ask_test(session, message)
@@ -453,13 +447,13 @@ class SummedAnswers(Answers):
         return True
 
     def _ask_test(self, session: Session, message: Message) -> str:
-        """Record the request of a test. Raises SecureError if it was another one before in this round."""
+        """Record a test's request. Raises SecureError if it has changed in this round."""
         question = common_question(session.federation, message.round, message.tensors)
         self._account.ask(self.silo.run_name, number_of_test(message.round), question)
         return question
 
     def tested(self, session: Session, message: Message, answer: dict[str, Any]) -> dict[str, Any]:
-        """Report nothing; keep the right answers for a sum if their number of samples is that of the opening."""
+        """Keep the right answers for a sum if their number of samples is that of the opening."""
         sums, run, (right, samples) = sums_of(session), self.silo.run_name, answer.get("accuracy", (0, 0))
         self._tested = None
         if sums.right is not None and str(samples) == self._account.question_of(run, OPENING).partition(" ")[0]:
@@ -477,7 +471,7 @@ class SummedAnswers(Answers):
         self._sums.take(self.silo.run_name, message)
 
     def _vector(self, round: int) -> tuple[Ring, Vector, str] | None:
-        """The ring of a sum, this silo's vector, and the digest of the request, if any."""
+        """See ``vector`` of :class:`.SiloSums`."""
         session, upload = self.silo.session, self.silo.upload
         sums = sums_of(session)
         if round == OPENING:
@@ -493,7 +487,6 @@ class SummedAnswers(Answers):
         return sums.round, as_vector(upload[1].upload[VECTOR]), self._question
 
     def _noisy(self, part: SiloRound, vector: Vector) -> Vector:
-        """Add this attempt's noise to a vector, and charge the ledger."""
         silo, round = self.silo, part.attempt.round
         request = part.roster.hex()
         if silo.guard is not None:
@@ -504,10 +497,7 @@ class SummedAnswers(Answers):
         return sums_of(silo.session).noisy(vector, noise)
 
     def _without_reason(self, error: Exception) -> Exception:
-        """An error without a reason for the server; the silo stops taking part until a person agrees.
-
-        See :meth:`.Answers.turn`.
-        """
+        """An error without a reason for the server, see :meth:`.Answers.turn`; the silo takes no further part."""
         self._account.fail()
         again = f"to take part again, remove {self._account.failed}, and restart this silo"
         failed = LabelSkewError(f"{described(error)}; the reason was not sent to the server; {again}")
@@ -516,13 +506,13 @@ class SummedAnswers(Answers):
 
 
 def sums_of(session: Session) -> Sums:
-    """The sums of a run with secure aggregation."""
+    """The session's sums."""
     assert session.sums is not None
     return session.sums
 
 
 def sizes(recipe: Recipe) -> Callable[[int], Sizes]:
-    """A function from a round to numbers of silos; up to :data:`OPENING`, for the opening and tests."""
+    """Numbers of silos by round."""
     silos = recipe.train.client_num_in_total
     settings = hashlib.blake2b(json.dumps(agreed(recipe), sort_keys=True).encode(), digest_size=16).hexdigest()
     rounds = Sizes(fewest_summed(recipe), recipe.train.clients_per_round, silos, settings)
@@ -546,10 +536,9 @@ def weaknesses(recipe: Recipe) -> Iterator[str]:
 
 
 def common_question(federation: Federation, round: int, tensors: Mapping[str, Tensor], **meta: bool) -> str:
-    """Digest of the part of a request that is equal for all silos."""
-    return request_digest(
-        replace(federation, rounds=0), round, meta, tensors, {}
-    )  # a run may be resumed with more rounds
+    """Digest of the part of a request that all silos get."""
+    federation = replace(federation, rounds=0)  # a run may be resumed with more rounds
+    return request_digest(federation, round, meta, tensors, {})
 
 
 def _identity(transport: ServerTransport | SiloTransport) -> tuple[Identity, Authority]:

@@ -1,9 +1,8 @@
 """A silo's record of the sums that it has helped to open.
 
-Two sums in which one silo answered different requests reveal the difference of its answers, so a silo answers one
-request per round. Without noise, two sums over sets that differ in one silo reveal its vector, so a silo opens sums of
-a round only over one set, and adds the same vector to all of them. With noise, each attempt has its own and is charged
-to the ledger. Numbers of right answers change little between rounds, so their sums are over all silos of the opening.
+A silo answers one request per round. Without noise, it opens sums of a round only over one set of silos, and adds the
+same vector to all of them; docs/secure.md has the reasons. Numbers of right answers change little between rounds, so
+their sums are over all silos of the opening.
 """
 
 import contextlib
@@ -31,7 +30,7 @@ from fl_labelskew_plugins.runtimes.silo.secure.attempt import (
 
 NAME, JOINED, FAILED = "secure.json", "joined_run", "training_failed"
 KEPT = "secure_vector_{}.npz"
-"""File of the vector of the last sum of a kind: ``opening``, ``round`` or ``test``."""
+"""The vector of the last sum of a kind: ``opening``, ``round`` or ``test``."""
 
 
 class Opened(BaseModel):
@@ -40,7 +39,7 @@ class Opened(BaseModel):
     runs: dict[str, dict[int, list[int]]]
     """Ranks in the opened sum, by run and round."""
     questions: dict[str, dict[int, str]] = {}
-    """Digest of the request to this silo, by run and round."""
+    """Digest of the request, by run and round."""
     samples: dict[str, int] = {}
     """All silos' training samples, by run."""
 
@@ -48,7 +47,7 @@ class Opened(BaseModel):
 class Account:
     """The record in a silo's folder. Methods that write it raise SecureError if they cannot.
 
-    Raises LabelSkewError if it cannot be read, or the training has failed before, see :meth:`fail`.
+    Raises LabelSkewError if it is damaged, or the training has failed before.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -59,7 +58,7 @@ class Account:
             raise LabelSkewError(f"{what}; read this silo's log, and remove {self.failed} to take part again")
 
     def check(self, attempt: Attempt, included: list[int]) -> None:
-        """Raise SitsOutError if this round's sum (for a test: the opening) was opened over other silos."""
+        """Raise SitsOutError if this round's sum (tests: the opening) was opened over other silos."""
         opened = self._read().runs.get(attempt.run, {})
         before = opened.get(OPENING, []) if attempt.round < OPENING else opened.get(attempt.round)
         if before is not None and before != included:
@@ -99,11 +98,10 @@ class Account:
     def check_state(self, run: str, round: int, before: int, times: int) -> None:
         """Raise SecureError unless the server continues from this silo's last state, and has opened the last sum.
 
-        If one silo continued from another state than the rest, the sum of a round would differ only in its answer, or
-        contain only its change. If a silo trained before its last sum is opened, the server could withhold the end of a
-        sum from some silos, or test samples without opening a sum.
+        Else a sum could differ only in the answer of a silo with another state, or the server could test samples
+        without opening a sum.
 
-        ``before``: round of the private state from which the silo continues, or -1; ``times``: its selections so far.
+        ``before``: round of the private state, or -1; ``times``: this silo's selections so far.
         """
         account = self._read()
         opened = {number for number in account.runs.get(run, {}) if number >= 0}
@@ -122,7 +120,7 @@ class Account:
             raise SecureError(f"round {round + 1}: {what}; {here}", self.file)
 
     def join(self, run: str) -> None:
-        """Record the run that this silo answers until :meth:`leave`. Raises LabelSkewError for another run."""
+        """Record the run until :meth:`leave`. Raises LabelSkewError for another run."""
         before = read_text(self.joined, "replace").strip() if self.joined.exists() else run
         if before != run:
             what = "the server begins another run, and could compare its sums with those of a run that has not ended"
@@ -139,16 +137,16 @@ class Account:
         self.joined.unlink(missing_ok=True)
 
     def fail(self) -> None:
-        """Stop taking part until a person removes a file."""
+        """Take no part until a person removes a file."""
         with contextlib.suppress(OSError):  # if the disk is full, the next request cannot be recorded either
             write_text(self.failed, "", durable=True)
 
     def question_of(self, run: str, round: int) -> str:
-        """Digest of a round's request to this silo, if any."""
+        """Digest of a round's request, if any."""
         return self._read().questions.get(run, {}).get(round, "")
 
     def ask(self, run: str, round: int, question: str) -> None:
-        """Record a round's request before the answer. Raises SecureError if it was another one before."""
+        """Record a round's request before the answer. Raises SecureError if it has changed."""
         opened = self._read()
         before = opened.questions.setdefault(run, {}).get(round)
         if before == question:
@@ -160,7 +158,7 @@ class Account:
         self._write(opened, f"{where(round)}: ", "answers")
 
     def count(self, run: str, samples: int) -> None:
-        """Record the number of all silos' training samples; LabelSkewError if it was another number before.
+        """Record the number of all silos' training samples. Raises LabelSkewError if it has changed.
 
         A lower one would reveal this silo's number.
         """

@@ -33,9 +33,7 @@ from fl_labelskew_plugins.runtimes.transport import SERVER, Kind, Message
 class SiloSums:
     """A silo's part in secure sums.
 
-    Args:
-        vector: returns the ring of a round's sum, the silo's vector, and the digest of the request, or None.
-        noisy: adds noise to a vector before it is masked.
+    ``vector``: returns the ring of a round's sum, the silo's vector, and the digest of the request, or None.
     """
 
     rank: int
@@ -53,7 +51,7 @@ class SiloSums:
     _answer: Mapping[str, Any] = field(default_factory=dict)
 
     def take(self, run: str, message: Message) -> None:
-        """Answer a request; a repeated one gets the same answer. Raises SecureError if it violates the protocol."""
+        """Answer a request; a repeated one gets the same answer. Raises SecureError for an invalid one."""
         kind, round, number = message.kind, message.round, message.meta["attempt"]
         if type(number) is not int:
             raise RunError("the number of the server's attempt is not an integer")
@@ -81,7 +79,7 @@ class SiloSums:
         self.send(kind, SERVER, round=round, **self._answer)
 
     def end(self) -> None:
-        """Forget all keys and masks after a round."""
+        """Forget all keys and masks."""
         self._round, self._answered, self._answer = None, (), {}
 
     def _tensors(self, run: str, message: Message) -> dict[str, Tensor] | None:
@@ -97,7 +95,7 @@ class SiloSums:
             return wire.tensors({self.rank: self._round.advertise()})
         part = self._round
         if part is None or (part.attempt.run, part.attempt.round, part.attempt.number) != (run, round, number):
-            return None  # this process has no keys of that attempt
+            return None
         attempt, tensors = part.attempt, message.tensors
         if kind == Kind.MASKED:
             sharing = wire.texts(tensors, attempt)

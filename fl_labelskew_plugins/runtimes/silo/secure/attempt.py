@@ -1,4 +1,4 @@
-"""One attempt at a secure sum; keys, masks and signatures are bound to it."""
+"""One attempt at a secure sum."""
 
 import json
 from collections.abc import Collection
@@ -13,11 +13,11 @@ from fl_labelskew_plugins.machine.text import clean, few
 from fl_labelskew_plugins.recipe.sections import LEAST_SUMMED
 
 OPENING = -1
-"""The round number of the opening exchange."""
+"""The opening exchange as a round."""
 
 
 class SecureError(RunError):
-    """A participant violated the protocol, or too few are left. Other machines receive ``text``, but not ``file``."""
+    """A violation of the protocol, or too few participants; ``file``: not for other machines."""
 
     def __init__(self, text: str, file: Path | None = None) -> None:
         super().__init__(text if file is None else f"{text} ({file})")
@@ -25,7 +25,7 @@ class SecureError(RunError):
 
 
 class SitsOutError(SecureError):
-    """A silo skips an attempt, because this may not be the server's fault."""
+    """A silo skips an attempt, perhaps without a fault of the server."""
 
 
 class Sizes(NamedTuple):
@@ -39,14 +39,12 @@ class Sizes(NamedTuple):
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt at one sum.
+    """One attempt at one sum; keys, masks and signatures are bound to it.
 
     Args:
         round: from 0, or :data:`OPENING`, or :func:`number_of_test` a round.
         number: of the attempt, from 0.
-        bits: of the ring; sums of narrow entries are modulo ``2 ** bits``.
         length: entries of a vector.
-        sizes: from each silo's own recipe.
         question: digest of the server's request; if it differed between silos, a sum could be of one silo.
         wide: number of 64-bit values at the beginning of a vector.
     """
@@ -62,7 +60,7 @@ class Attempt:
 
     @property
     def where(self) -> str:
-        """For messages."""
+        """See :func:`where`."""
         return where(self.round)
 
     def about(self, step: str, *more: object) -> bytes:
@@ -72,8 +70,7 @@ class Attempt:
     def threshold(self, ranks: Collection[int]) -> int:
         """Number of these silos that must stay to the end.
 
-        Raises:
-            SecureError: there are too few, or so many that the server could open two sums of them.
+        Raises SecureError for too few silos, or so many that the server could open two sums of them.
 
         >>> Attempt("", 0, 0, 32, 1, Sizes(at_least=4, at_most=5, federation=8)).threshold([1, 2, 3, 4, 8])
         4
@@ -89,11 +86,11 @@ class Attempt:
         return silos if self.round < OPENING else least
 
     def error(self, what: str) -> SecureError:
-        """Create an error that names the round."""
+        """An error that names the round."""
         return SecureError(f"{self.where}: {what}")
 
     def vector(self, values: Vector, name: str) -> Vector:
-        """Return a vector, or raise SecureError with its ``name`` if its shape, type or range is wrong."""
+        """Return a vector. Raises SecureError if its shape, type or range is wrong."""
         if values.shape != (self.length,) or values.dtype != unit(self.bits):
             raise self.error(f"{name} must have {self.length} numbers of the ring")
         _, narrow = parts(values, self.wide)
@@ -103,14 +100,14 @@ class Attempt:
 
 
 def where(round: int) -> str:
-    """Name of the sum of a round."""
+    """Name of a round's sum, for messages."""
     text = f"round {tested_round(round) + 1}"
     text = "opening exchange" if round == OPENING else f"test after {text}" if round < OPENING else text
     return f"secure aggregation, {text}"
 
 
 def invalid_message(round: int, sender: str, error: Exception) -> SecureError:
-    """The error for a message that caused an unexpected exception."""
+    """An error for a message that caused an exception."""
     return SecureError(f"{where(round)}: invalid message of {sender}: {clean(repr(error))}")
 
 
@@ -125,7 +122,7 @@ def tested_round(round: int) -> int:
 
 
 def about(run: str, round: int, number: int) -> dict[str, Any]:
-    """The audit log's facts about an attempt."""
+    """Facts for the audit log."""
     known = tested_round(round) if round != OPENING else None
     return {"run": run, "round": known, "attempt": number, "of": "test" if round < OPENING else None}
 

@@ -1,4 +1,4 @@
-"""A silo's keys of an attempt, signed with its certificate's key, and their verification."""
+"""A silo's signed keys of an attempt, and their verification."""
 
 from __future__ import annotations
 
@@ -32,18 +32,13 @@ class Advert:
     certificate: bytes
 
     @property
-    def keys(self) -> bytes:
-        """The signed bytes."""
-        return b"".join(self.points)
-
-    @property
     def points(self) -> tuple[bytes, bytes, bytes]:
         """The three keys."""
         return self.share_key, self.mask_key, self.seed_key
 
     def pack(self) -> bytes:
-        """As bytes."""
-        return self.keys + bytes([len(self.signature)]) + self.signature + self.certificate
+        """Encode as bytes."""
+        return b"".join(self.points) + bytes([len(self.signature)]) + self.signature + self.certificate
 
     @classmethod
     def unpack(cls, text: bytes) -> Advert:
@@ -61,19 +56,19 @@ class Authority:
         self._ca, self._barred = x509.load_pem_x509_certificate(ca), barred
 
     def check(self, rank: int, advert: Advert, attempt: Attempt) -> None:
-        """Raise SecureError unless a silo has signed these keys for this attempt."""
+        """Raise SecureError unless a silo has signed its keys for this attempt."""
         certificate = self._certificate(rank, advert, attempt)
         if len(set(advert.points)) < 3 or not all(map(is_point, advert.points)):
             raise attempt.error(f"silo {rank} sent keys that are not three points of the curve")
         try:
-            _verify(certificate, advert.signature, attempt.about("keys", rank) + advert.keys)
+            _verify(certificate, advert.signature, attempt.about("keys", rank) + b"".join(advert.points))
         except InvalidSignature:
             what = f"the keys of silo {rank} are not signed with its certificate's key for this attempt"
             cause = "they were replaced or replayed, or the silo received another question"
             raise attempt.error(f"{what}; {cause}") from None
 
     def signed(self, rank: int, advert: Advert, signature: bytes, text: bytes) -> bool:
-        """Whether a silo with a checked advertisement has signed a text."""
+        """Whether a silo has signed a text; ``advert``: checked."""
         try:
             _verify(x509.load_der_x509_certificate(advert.certificate), signature, text)
         except InvalidSignature:

@@ -1,4 +1,4 @@
-"""Secrets, keys derived from them (P-256, HKDF), and masks as long as a vector (ChaCha20)."""
+"""Secrets, keys derived from them (P-256, HKDF), and masks (ChaCha20)."""
 
 from collections.abc import Callable
 
@@ -22,8 +22,7 @@ ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 """Number of points of P-256. Secrets are from 1 to ``ORDER - 1`` (FIPS 186-4, D.1.2.3)."""
 SECRET, POINT = 32, 65
 """Bytes of a secret, and of a point."""
-CHUNK = 2**18
-"""Bytes of a mask that are drawn at a time, so that they stay in the CPU's cache."""
+CHUNK = 2**18  # bytes that fit into the CPU's cache
 
 
 def derived(secret: bytes, about: bytes) -> bytes:
@@ -37,17 +36,17 @@ def scalar(random: Callable[[int], bytes]) -> int:
 
 
 def key_pair(secret: int) -> EllipticCurvePrivateKey:
-    """The private key of a secret; ValueError if it is out of range."""
+    """The private key of a secret. Raises ValueError."""
     return derive_private_key(secret, SECP256R1())
 
 
 def public(key: EllipticCurvePrivateKey) -> bytes:
-    """The public key: an uncompressed point of 65 bytes."""
+    """The public key, as an uncompressed point."""
     return key.public_key().public_bytes(Encoding.X962, PublicFormat.UncompressedPoint)
 
 
 def is_point(text: bytes) -> bool:
-    """Whether bytes are an uncompressed finite point of the curve."""
+    """Whether bytes are an uncompressed, finite point."""
     try:
         EllipticCurvePublicKey.from_encoded_point(SECP256R1(), text)
     except ValueError:
@@ -56,13 +55,13 @@ def is_point(text: bytes) -> bool:
 
 
 def common(key: EllipticCurvePrivateKey, other: bytes, about: bytes) -> bytes:
-    """The shared key of two silos, 32 bytes; ValueError if ``other`` is not a public key."""
+    """The shared key of two silos. Raises ValueError."""
     both = b"".join(sorted((public(key), other)))
     return derived(key.exchange(ECDH(), EllipticCurvePublicKey.from_encoded_point(SECP256R1(), other)), about + both)
 
 
 def add_own(vector: Vector, secret: int, rank: int, attempt: Attempt, *, remove: bool = False) -> None:
-    """Add a silo's own mask, drawn from its secret, or remove it; in place, modulo the dtype's range."""
+    """Add or remove a silo's own mask, in place."""
     key = derived(secret.to_bytes(SECRET, "big"), attempt.about("own mask", rank))
     _add(vector, attempt.wide, key, negative=remove)
 
@@ -77,9 +76,9 @@ def add_shared(
     *,
     remove: bool = False,
 ) -> None:
-    """Add, or remove, the mask that ``rank`` shares with ``peer``, which adds its negative.
+    """Add or remove the mask that ``rank`` shares with ``peer``, which adds its negative.
 
-    ``key`` is the private key of one of them, ``other`` the public key of the other.
+    ``key``: the private key of one of them; ``other``: the public key of the other.
     """
     about = attempt.about("shared mask", *sorted((rank, peer)))
     _add(vector, attempt.wide, common(key, other, about), negative=(rank > peer) != remove)

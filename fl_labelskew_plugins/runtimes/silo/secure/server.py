@@ -19,14 +19,13 @@ class ServerRound:
     def __init__(self, attempt: Attempt, authority: Authority) -> None:
         self.attempt, self._authority = attempt, authority
         self._threshold = LEAST_SUMMED
-        self._adverts: dict[int, bytes] = {}
         self._shown: dict[int, Advert] = {}
         self._roster: dict[int, bytes] = {}
         self._digest = b""
         self._dealt: dict[int, tuple[dict[int, bytes], bytes]] = {}
         self._confirmed: dict[int, bytes] = {}
         self.cheats: dict[int, str] = {}
-        """Silos that provably cheated, and their acts."""
+        """Acts of silos that provably cheated."""
         self._complainants: list[int] = []
         self._dealers: list[int] = []
         self._sharing: dict[int, bytes] = {}
@@ -43,7 +42,7 @@ class ServerRound:
         self._authority.check(rank, shown, self.attempt)
         if known := {other for other, theirs in self._shown.items() if set(theirs.points) & set(shown.points)}:
             raise self.attempt.error(f"silo {rank} sent a key of {listed(known)}")
-        self._adverts[rank], self._shown[rank] = advert, shown
+        self._shown[rank] = shown
 
     def shared(self, rank: int, sealed: Mapping[int, bytes], commitments: bytes) -> None:
         """Step 1: take a silo's encrypted shares and commitments."""
@@ -59,7 +58,7 @@ class ServerRound:
         self._dealt[rank] = dict(sealed), commitments
 
     def checked(self, rank: int, answer: Mapping[int, bytes]) -> None:
-        """Step 2: take a silo's signature, or its complaints, each with its key."""
+        """Step 2: take a silo's signature, or its complaints."""
         self._among(rank, self._dealers, "an answer")
         self._in_time(rank, self._sharing)
         if answer.keys() == {rank}:
@@ -97,7 +96,7 @@ class ServerRound:
         self._signatures[rank] = signature
 
     def revealed(self, rank: int, given: Mapping[int, bytes]) -> None:
-        """Step 5: take a silo's shares, one per silo that shares masks."""
+        """Step 5: take a silo's shares."""
         self._among(rank, self._there, "shares")
         if given.keys() != set(self._sharing):
             raise self.attempt.error(f"silo {rank} revealed no share of {listed(set(self._sharing) - given.keys())}")
@@ -106,8 +105,8 @@ class ServerRound:
     def roster(self) -> dict[int, bytes]:
         """End step 0; return all keys."""
         if not self._roster:
-            self._threshold = self.attempt.threshold(self._adverts)
-            self._roster = dict(sorted(self._adverts.items()))
+            self._threshold = self.attempt.threshold(self._shown)
+            self._roster = {rank: advert.pack() for rank, advert in sorted(self._shown.items())}
             self._digest = roster_digest(self.attempt, self._roster)
         return self._roster
 
@@ -120,7 +119,7 @@ class ServerRound:
         return {dealer: (sealed[rank], commitments) for dealer, (sealed, commitments) in dealt.items()}
 
     def sharing(self) -> dict[int, bytes]:
-        """End step 2; return signatures by silo that shares masks. A proven complaint ends the attempt."""
+        """End step 2; return signatures. A proven complaint ends the attempt."""
         if not self._sharing:
             if self._complainants:
                 raise self.attempt.error(f"{listed(self._complainants)} got wrong shares")
@@ -141,7 +140,7 @@ class ServerRound:
         return self._signatures
 
     def total(self) -> Vector:
-        """End step 5; return the sum modulo ``2 ** bits``."""
+        """End step 5; return the sum."""
         attempt, total = self.attempt, self._total
         self._enough(self._revealed, "have revealed their shares")
         for dealer in self._sharing:
@@ -162,7 +161,7 @@ class ServerRound:
         return sorted(set(self._sharing) - set(self._there))
 
     def _secret(self, dealer: int) -> int:
-        """A silo's seed, or its key if it is not in the sum; single shares are verified only if that fails."""
+        """A silo's seed, or its key if it is not in the sum; single shares are checked only if it is wrong."""
         shown = self._shown[dealer]
         given = {rank: mine[dealer] for rank, mine in sorted(self._revealed.items()) if rank not in self.cheats}
         what, public = (shares.SEED, shown.seed_key) if dealer in self._added else (shares.KEY, shown.mask_key)

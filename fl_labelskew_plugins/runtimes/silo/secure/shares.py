@@ -22,21 +22,20 @@ from fl_labelskew_plugins.runtimes.silo.secure.masks import ORDER, POINT, SECRET
 
 SEED, KEY = "seed", "key"
 """The two secrets of a silo: the seed of its own mask, and the private key of its shared masks."""
-SEALED = 2 * SECRET + 16
-"""Bytes of two shares, encrypted."""
+SEALED = 2 * SECRET + 16  # bytes of two encrypted shares
 
 
 def dealt(
     secret: int, at_least: int, ranks: Collection[int], random: Callable[[int], bytes]
 ) -> tuple[dict[int, int], list[bytes]]:
-    """One share of a secret per rank, and the ``at_least`` commitments (points)."""
+    """One share of a secret per rank, and ``at_least`` commitments."""
     factors = [secret, *(masks.scalar(random) for _ in range(at_least - 1))]
     shares = {rank: sum(factor * pow(rank, j, ORDER) for j, factor in enumerate(factors)) % ORDER for rank in ranks}
     return shares, [masks.public(masks.key_pair(factor)) for factor in factors]
 
 
 def combined(shares: Mapping[int, int]) -> int:
-    """The secret by Lagrange interpolation at 0; another number if the shares do not match."""
+    """The secret by Lagrange interpolation at 0; another number for wrong shares."""
     secret = 0
     for rank, share in shares.items():
         top = bottom = 1
@@ -69,7 +68,7 @@ def _point(text: bytes) -> EccPoint:
 
 
 def _times(point: EccPoint, number: int) -> EccPoint:
-    """Multiply by a small number, in which the library's product is slow."""
+    """Multiply by a small number; the library's product is slow."""
     total = point.copy()
     for bit in bin(number)[3:]:
         total.double()
@@ -80,10 +79,7 @@ def _times(point: EccPoint, number: int) -> EccPoint:
 
 @dataclass(frozen=True)
 class Way:
-    """The encrypted channel from a dealer of shares to one receiver, in one attempt.
-
-    ``roster``: digest of all public keys; ``commitments``: the dealer's to both secrets.
-    """
+    """The encrypted channel from a dealer of shares to one receiver; ``roster``: digest of all public keys."""
 
     attempt: Attempt
     dealer: int
@@ -92,12 +88,12 @@ class Way:
     commitments: bytes
 
     def sealed(self, pair: tuple[int, int], key: EllipticCurvePrivateKey, other: bytes) -> bytes:
-        """Encrypt the shares of the dealer's seed and key for the receiver."""
+        """Encrypt the shares of the dealer's seed and key."""
         text = b"".join(share.to_bytes(SECRET, "big") for share in pair)
         return self._cipher(key, other).encrypt(bytes(12), text, self._about)  # a key seals once
 
     def opened(self, text: bytes, key: EllipticCurvePrivateKey, other: bytes) -> tuple[int, int] | None:
-        """Decrypt the shares; None if they were changed, or belong to another attempt or roster."""
+        """Decrypt the shares; None if they were changed or are of another attempt."""
         try:
             pair = self._cipher(key, other).decrypt(bytes(12), text, self._about)
         except InvalidTag:
@@ -115,10 +111,7 @@ class Way:
 def checked(
     way: Way, text: bytes, key: EllipticCurvePrivateKey, dealer: Advert, at_least: int
 ) -> tuple[int, int] | None:
-    """Decrypt and verify a pair of shares; None if they are wrong.
-
-    ``key``: the receiver's private key for shares; ``at_least``: number of commitments to each secret.
-    """
+    """Decrypt and verify a pair of shares; None if they are wrong; ``at_least``: commitments to each secret."""
     pair = way.opened(text, key, dealer.share_key)
     of_secrets = list(commitments(way.commitments, dealer.seed_key, dealer.mask_key).values())
     if pair is None or any(len(points) != at_least for points in of_secrets):
@@ -128,12 +121,12 @@ def checked(
 
 
 def published(seed: Sequence[bytes], key: Sequence[bytes]) -> bytes:
-    """The commitments to both secrets, without the first ones, which are the dealer's public keys."""
+    """The commitments without the first ones, which are the dealer's public keys."""
     return b"".join([*seed[1:], *key[1:]])
 
 
 def commitments(text: bytes, seed: bytes, key: bytes) -> dict[str, list[bytes]]:
-    """The inverse of :func:`published`, by secret, with the dealer's public keys."""
+    """The inverse of :func:`published`, by secret."""
     points = [text[start : start + POINT] for start in range(0, len(text), POINT)]
     half = len(points) // 2
     return {SEED: [seed, *points[:half]], KEY: [key, *points[half:]]}

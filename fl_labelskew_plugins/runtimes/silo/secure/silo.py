@@ -18,14 +18,14 @@ STEPS = ("advertise", "share", "check", "mask", "agree", "reveal")
 
 
 def roster_digest(attempt: Attempt, roster: Mapping[int, bytes]) -> bytes:
-    """Digest of all silos' keys in an attempt."""
+    """Digest of all silos' keys."""
     parts = [attempt.about("roster", sorted(roster))]
     parts += [hashlib.sha256(roster[rank]).digest() for rank in sorted(roster)]
     return hashlib.sha256(b"".join(parts)).digest()
 
 
 def agreement(attempt: Attempt, roster: bytes, included: Collection[int]) -> bytes:
-    """The text that silos sign to confirm the silos in the sum."""
+    """The text that silos sign to confirm a sum."""
     return attempt.about("included", sorted(included), roster.hex())
 
 
@@ -35,10 +35,9 @@ def checked(attempt: Attempt, roster: bytes) -> bytes:
 
 
 class SiloRound:
-    """A silo in one attempt; its secrets exist only in memory.
+    """A silo in one attempt. Each step can be taken once; a violation of the protocol raises :class:`.SecureError`.
 
-    Each step can be taken once, and raises :class:`.SecureError` if the server or another silo violates the protocol.
-    ``noisy`` adds noise to a round's vector.
+    ``noisy``: adds noise to a round's vector.
     """
 
     def __init__(
@@ -80,7 +79,7 @@ class SiloRound:
         return sorted(self._shares.keys() - set(self.included))
 
     def advertise(self) -> bytes:
-        """Step 0: create the silo's signed public keys."""
+        """Step 0: create signed public keys."""
         self._begin("advertise")
         share, mask, seed = map(masks.public, (self._share_key, self._mask_key, masks.key_pair(self._seed)))
         self._advert = self._identity.advert(self.rank, share, mask, seed, self.attempt).pack()
@@ -111,15 +110,10 @@ class SiloRound:
         return sealed, self._commitments
 
     def check(self, dealt: Mapping[int, tuple[bytes, bytes]]) -> dict[int, bytes]:
-        """Step 2: verify the shares for this silo.
+        """Step 2: verify the shares for this silo; ``dealt``: encrypted shares and commitments, by dealer.
 
-        Args:
-            dealt: by dealer, the encrypted pair for this silo, and the dealer's commitments.
-
-        Returns:
-            By its own rank, this silo's signature that all shares match. Otherwise, by dealer of wrong shares, the key
-            that decrypts them, as a proof; the silo then leaves the attempt. Silos mask their vectors only with
-            signatures of ``t`` silos, so the server knows at most ``n - t`` of these keys.
+        Return the signature that all shares match, by its own rank. Otherwise return the key that decrypts the shares,
+        by dealer of wrong ones, as a proof, and leave the attempt.
         """
         self._begin("check")
         if self.rank not in dealt or not dealt.keys() <= self._adverts.keys():
@@ -139,7 +133,7 @@ class SiloRound:
         return {self.rank: self._identity.sign(checked(self.attempt, self.roster))}
 
     def mask(self, vector: Vector, sharing: Mapping[int, bytes]) -> Vector:
-        """Step 3: add this silo's own mask, and one mask per other silo that has signed."""
+        """Step 3: mask the vector; ``sharing``: signatures of the silos that share masks."""
         self._begin("mask")
         attempt, text = self.attempt, checked(self.attempt, self.roster)
         if self.rank not in sharing or not sharing.keys() <= self._shares.keys():
@@ -160,7 +154,7 @@ class SiloRound:
         return masked
 
     def agree(self, included: Collection[int]) -> bytes:
-        """Step 4: sign the server's list of the silos in the sum."""
+        """Step 4: sign the list of the silos in the sum."""
         self._begin("agree")
         ranks = sorted(included)
         if self.rank not in ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= self._shares.keys():
@@ -172,7 +166,7 @@ class SiloRound:
         return self._identity.sign(agreement(self.attempt, self.roster, ranks))
 
     def reveal(self, signatures: Mapping[int, bytes]) -> dict[int, bytes]:
-        """Step 5: check signatures; return a share of each silo's seed, or of its key if it is not in the sum."""
+        """Step 5: return a share of each silo's seed, or of its key if it is not in the sum."""
         self._begin("reveal")
         attempt, text = self.attempt, agreement(self.attempt, self.roster, self.included)
         for rank, signature in signatures.items():
@@ -185,8 +179,7 @@ class SiloRound:
         return {dealer: share.to_bytes(masks.SECRET, "big") for dealer, share in given.items()}
 
     def _check(self, included: list[int]) -> None:
-        """Refuse a second sum over other silos; with noise, each one is charged to the ledger."""
-        if self._noisy is None:
+        if self._noisy is None:  # with noise, each sum is charged to the ledger
             self._account.check(self.attempt, included)
 
     def _begin(self, step: str) -> None:

@@ -18,10 +18,9 @@ STEPS = {
     Kind.INCLUDED: "signatures",
     Kind.REVEALED: "revealed shares",
 }
-"""The steps in order, and the content of a silo's answer; request and answer have the same kind."""
+"""The steps in order, and a silo's answers; request and answer have the same kind."""
 VECTOR = "vector"
-MOST = 10**6
-"""Maximum bytes of a text: the commitments of some thousand silos."""
+MOST = 10**6  # bytes: the commitments of some thousand silos
 
 
 def tensors(texts: Mapping[int, bytes]) -> dict[str, Tensor]:
@@ -30,7 +29,7 @@ def tensors(texts: Mapping[int, bytes]) -> dict[str, Tensor]:
 
 
 def texts(received: Mapping[str, Tensor], attempt: Attempt) -> dict[int, bytes]:
-    """The inverse of :func:`tensors`. Raises SecureError for an invalid name, type or size."""
+    """The inverse of :func:`tensors`. Raises SecureError."""
     for name, value in received.items():
         if not (name.isdecimal() and len(name) < 10 and value.dtype is torch.uint8 and 0 < value.numel() <= MOST):
             raise attempt.error(f"tensor {name} does not belong to this step")
@@ -38,13 +37,13 @@ def texts(received: Mapping[str, Tensor], attempt: Attempt) -> dict[int, bytes]:
 
 
 def shares(received: Mapping[str, Tensor], attempt: Attempt) -> tuple[dict[int, bytes], bytes]:
-    """The encrypted shares per rank, and the commitments, which have rank 0."""
+    """The encrypted shares per rank, and the commitments (rank 0)."""
     sealed = texts(received, attempt)
     return sealed, sealed.pop(0, b"")
 
 
 def vector(received: Mapping[str, Tensor], attempt: Attempt) -> Vector:
-    """A masked vector. Raises SecureError if it is missing, or of another type."""
+    """A masked vector. Raises SecureError."""
     value = received.get(VECTOR)
     if value is None or len(received) != 1 or value.dtype not in (torch.int16, torch.int32):
         raise attempt.error(f"the {VECTOR} is missing or of another type")

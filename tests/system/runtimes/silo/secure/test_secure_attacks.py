@@ -390,7 +390,7 @@ def test_a_silo_that_complains_without_reason(play, key):
 def test_a_silo_that_sends_shares_for_some_silos_only(play):
     play.upto(1)
     dealt, commitments = play.silos[1].share(play.server.roster())
-    why = "silo 1 has not sent one pair of shares for each of silos 1, 2, 3, 4"
+    why = "silo 1 must send exactly one pair of shares to each of silos 1, 2, 3, 4"
     assert refused(play.server.shared, 1, {1: dealt[1]}, commitments) == why
     assert refused(play.server.shared, 1, dealt | {2: dealt[2][:-1]}, commitments) == why
     why = "silo 1 has not sent 3 commitments to each of its secrets"
@@ -587,7 +587,7 @@ def test_two_silos_whose_data_are_swapped_look_alike(hospitals, monkeypatch):
                 file.unlink()
         play = Play(wards, about, values, lost=lost, random=random.bytes)
         total = play.total()
-        signed = {(0, rank): Advert.unpack(play.sent[0, rank]).keys for rank in RANKS}  # signatures are drawn, too
+        signed = {(0, rank): Advert.unpack(play.sent[0, rank]).points for rank in RANKS}  # signatures are drawn, too
         return total, play.sent | signed | dict.fromkeys(
             play.sent.keys() & {(step, rank) for step in (2, 4) for rank in RANKS}
         )
