@@ -52,8 +52,7 @@ class Ring:
     ) -> None:
         self.bits, self.clients = bits, clients
         self.entries = dict(sorted(entries.items(), key=lambda item: isinstance(item[1], Narrow)))
-        self.value = 64 - (clients - 1).bit_length()
-        """Bits of a wide value with sign; the clients' sum fits into 64."""
+        self.value = 64 - (clients - 1).bit_length()  # bits of a wide value with sign; the clients' sum fits into 64
         self._top = (2 ** (bits - 1) - 1 - clients) / (1 + head_room)  # each client's rounding adds half a step
         self.wide = sum(math.prod(e.shape) for e in self.entries.values() if isinstance(e, Wide))
         narrow = sum(math.prod(e.shape) for e in self.entries.values() if isinstance(e, Narrow))

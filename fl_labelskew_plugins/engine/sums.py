@@ -23,8 +23,7 @@ from fl_labelskew_plugins.tensors import Weights, group
 
 SUMMED = 20  # fraction bits of unweighted sums: the method's tensors and counts
 MEAN = 30  # fraction bits of buffers, which are weighted by shares
-VECTOR = "sum"
-"""Name of the only tensor in an upload or opening."""
+VECTOR = "sum"  # the only tensor in an upload or opening
 LARGER = "use a larger comm_args.secure_clip"
 
 
@@ -49,8 +48,7 @@ class Sums:
         self.aggregation = self.optimizer.aggregation or self.method.aggregation
         parameters = [name for name, p in trainer.model.named_parameters() if p.requires_grad]
         federation, clients = trainer.federation, trainer.federation.clients_per_round
-        self.clients = federation.num_clients
-        """Clients in the opening sum."""
+        self.clients = federation.num_clients  # in the opening sum
         self.shapes = announced(self.method, self.optimizer, federation, forms, parameters)
         entries: dict[str, Narrow | Wide] = {}
         narrow = dict(trainer.model.named_parameters())
@@ -89,8 +87,6 @@ class Sums:
         """Expected sum of the weights of ``clients`` random clients (Li et al., ICLR 2020, scheme II)."""
         every = self.trainer.federation.clients_per_round if self.aggregation == "uniform" else self.clients
         return clients / every
-
-    # client side
 
     def added(self, client: int, round: int, start: Weights, result: LocalResult, *, measures: bool = True) -> Vector:
         """A client's vector for a round, before noise; ``measures``: with loss and accuracy. Raises RunError."""
@@ -146,8 +142,6 @@ class Sums:
             vector = self.noisy(vector, seeds.noise_generator(result.noise_seed, "noise of a sum", round, client))
         upload = {VECTOR: as_tensor(vector)}
         return replace(result, upload=upload, contributions={}, loss_terms={}, personalised=None, noise_seed=None)
-
-    # server side
 
     def check(self, upload: Mapping[str, Tensor], ring: Ring, *, where: str) -> None:
         """Raise RunError unless an upload is a vector of this ring."""

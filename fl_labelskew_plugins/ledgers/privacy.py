@@ -33,8 +33,7 @@ NAME = "privacy.jsonl"
 LEVELS: tuple[Level, ...] = get_args(Level)
 DELTA = 1e-5  # without a budget
 MAX_ANSWERS = 10**6
-Spent = tuple[tuple[str, float, int], ...]
-"""Kind of noise, strength divided by sensitivity, and number of answers."""
+Spent = tuple[tuple[str, float, int], ...]  # kind of noise, strength divided by sensitivity, number of answers
 
 
 class SpentError(RunError):

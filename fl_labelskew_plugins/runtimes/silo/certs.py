@@ -31,8 +31,7 @@ from fl_labelskew_plugins.runtimes.silo.keys import OLD, REVOKED, Files, Passphr
 
 EXPIRY_NOTICE = timedelta(days=30)
 HOSTS = ("localhost", "127.0.0.1", "::1")
-AUTHORITY_DAYS = 3650
-"""Minimum lifetime, so that silos can be added later."""
+AUTHORITY_DAYS = 3650  # at least, so that silos can be added later
 Issued = tuple[x509.Certificate, ec.EllipticCurvePrivateKey]
 DAMAGED = (
     *(ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature, x509.InvalidVersion),

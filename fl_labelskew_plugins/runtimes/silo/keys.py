@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
 
 ALL = "all"
-OLD = "old"
-"""Subfolder of replaced certificates."""
+OLD = "old"  # folder of replaced certificates
 REVOKED = "revoked.crl"
 
 

@@ -64,8 +64,7 @@ class _Connection:
             self.known["fingerprint"] = keys.fingerprint(self.certificate)
         self.outbox = streams.Outbox(audit, lambda: {"rank": self.rank, **self.known})
         self.greeted = self.closed = self.ended = self.receiving = False
-        self.peer = ""
-        """For :class:`.ConnectionLimit`, once the certificate is checked."""
+        self.peer = ""  # for ConnectionLimit, once the certificate is checked
 
     def close(self, code: Any, reason: str) -> None:
         """End the stream with a reason for the peer."""
@@ -109,8 +108,8 @@ class ServerTransport(Transport):
         self._connections: dict[_Connection, None] = {}  # oldest first
         self._slots = {rank: threading.Semaphore(UNREAD) for rank in range(1, silos + 1)}
         self._decoding = {rank: threading.Lock() for rank in self._slots}
+        # held while a message arrives, because its space is reserved
         self._receiving = {rank: threading.Lock() for rank in self._slots}
-        """Held while a message of a silo arrives, as its space is reserved."""
         self._present: dict[int, _Connection] = {}
         self._open: dict[int, _Connection] = {}
         self._shown: dict[int, bytes] = {}
@@ -168,8 +167,6 @@ class ServerTransport(Transport):
                 self._slots[arrived.sender].release()
         return arrived
 
-    # -- each connection has one thread that sends and one that reads
-
     def _stream(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         rank, refusal = 0, ""
         if self.tls is not None:
@@ -200,6 +197,7 @@ class ServerTransport(Transport):
             self._refuse(connection, refusal, "PERMISSION_DENIED")
         else:
             arguments = connection, requests
+            # this thread sends
             threading.Thread(target=self._read_all, args=arguments, name="silo-reader", daemon=True).start()
         yield from connection.outbox.chunks()
 

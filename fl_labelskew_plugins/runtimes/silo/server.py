@@ -43,8 +43,7 @@ from fl_labelskew_plugins.tensors import State, Weights, joined, num_bytes, trim
 SLACK = 2**20  # bytes of a message without its tensors
 MAX_TERMS = 20  # loss terms of a silo: it could report new names in each round
 MAX_VISITS = 5  # log lines per minute about a silo that reconnects
-HEAVY = 0.9
-"""Share of a round's weight above which a warning names a silo."""
+HEAVY = 0.9  # share of a round's weight above which a warning names a silo
 TAKEN: dict[str, Any] = {"taken": True}
 LATE: dict[str, Any] = {"taken": False, "reason": "it came too late"}
 

@@ -23,18 +23,13 @@ from fl_labelskew_plugins.runtimes.wire import Header, WireError
 from fl_labelskew_plugins.tensors import PIECE, OnDisk
 
 SERVICE, METHOD = "fl_labelskew.Silos", "Connect"
-CHUNK = 2**20
-"""Bytes of a gRPC message; smaller ones are slower."""
+CHUNK = 2**20  # bytes of a gRPC message; smaller ones are slower
 QUEUED = 8  # messages for one peer
-PATIENCE_S = 2.0
-"""Seconds to wait at the end for a peer that accepts no more chunks."""
-LAST_S = 600.0
-"""Seconds to wait at the end for peers that accept chunks slowly."""
+PATIENCE_S = 2.0  # to wait at the end for a peer that accepts no more chunks
+LAST_S = 600.0  # to wait at the end for peers that accept chunks slowly
 LIMIT = 2**20
-TAKEN = "labelskew-taken"
-"""The server's metadata after an accepted HELLO."""
-LOOKED = "labelskew-looked"
-"""A silo's metadata after :meth:`.Trust.look`."""
+TAKEN = "labelskew-taken"  # the server's metadata after an accepted HELLO
+LOOKED = "labelskew-looked"  # a silo's metadata after Trust.look
 
 OPTIONS = [
     ("grpc.max_receive_message_length", CHUNK + 4096),
@@ -191,8 +186,7 @@ class Outbox:
         self._audit, self._receiver = audit, receiver
         self._queue: queue.SimpleQueue[tuple[list[bytes | memoryview], str | None] | None] = queue.SimpleQueue()
         self._dropping = False
-        self.moved = 0
-        """Chunks that the peer has accepted."""
+        self.moved = 0  # chunks that the peer has accepted
 
     def put(self, msg: Message) -> bool:
         """Queue a message; False if there are too many."""

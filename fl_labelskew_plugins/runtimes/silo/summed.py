@@ -59,8 +59,7 @@ from fl_labelskew_plugins.runtimes.wire import plain
 from fl_labelskew_plugins.tensors import State, Weights, joined
 
 NOISE = "adds only noise to the sum of this round"
-OPENED = "opened.json"
-"""The opening sum, its numbers of training and test samples, and its clients."""
+OPENED = "opened.json"  # the opening sum, its numbers of training and test samples, and its clients
 
 
 class SummedOpening(Opening):
@@ -288,8 +287,7 @@ class SummedAnswers(Answers):
         for warning in weaknesses(recipe):
             silo.show.note(warning, log.WARNING)
         self._account, self._question = Account(silo.folder), ""
-        self._total = 0
-        """Training samples of all silos, as first reported to this process."""
+        self._total = 0  # training samples of all silos, as first reported to this process
         self._opening: Vector | None = None
         self._tested: tuple[int, Vector, str] | None = None
         self._spare_state: State | None = None

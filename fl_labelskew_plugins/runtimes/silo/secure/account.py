@@ -36,12 +36,9 @@ KEPT = "secure_vector_{}.npz"
 class Opened(BaseModel):
     """The file's content."""
 
-    runs: dict[str, dict[int, list[int]]]
-    """Ranks in the opened sum, by run and round."""
-    questions: dict[str, dict[int, str]] = {}
-    """Digest of the request, by run and round."""
-    samples: dict[str, int] = {}
-    """All silos' training samples, by run."""
+    runs: dict[str, dict[int, list[int]]]  # ranks in the opened sum, by run and round
+    questions: dict[str, dict[int, str]] = {}  # digest of the request, by run and round
+    samples: dict[str, int] = {}  # all silos' training samples, by run
 
 
 class Account:

@@ -12,8 +12,7 @@ from fl_labelskew_plugins.engine.ring import Vector, parts, unit
 from fl_labelskew_plugins.machine.text import clean, few
 from fl_labelskew_plugins.recipe.sections import LEAST_SUMMED
 
-OPENING = -1
-"""The opening exchange as a round."""
+OPENING = -1  # as a round
 
 
 class SecureError(RunError):

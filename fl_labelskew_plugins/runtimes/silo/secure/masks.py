@@ -20,8 +20,7 @@ from fl_labelskew_plugins.runtimes.silo.secure.attempt import Attempt
 
 ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
 """Number of points of P-256. Secrets are from 1 to ``ORDER - 1`` (FIPS 186-4, D.1.2.3)."""
-SECRET, POINT = 32, 65
-"""Bytes of a secret, and of a point."""
+SECRET, POINT = 32, 65  # bytes
 CHUNK = 2**18  # bytes that fit into the CPU's cache
 
 

@@ -24,8 +24,7 @@ class ServerRound:
         self._digest = b""
         self._dealt: dict[int, tuple[dict[int, bytes], bytes]] = {}
         self._confirmed: dict[int, bytes] = {}
-        self.cheats: dict[int, str] = {}
-        """Acts of silos that provably cheated."""
+        self.cheats: dict[int, str] = {}  # acts of silos, with proof
         self._complainants: list[int] = []
         self._dealers: list[int] = []
         self._sharing: dict[int, bytes] = {}
@@ -185,7 +184,7 @@ class ServerRound:
         if key is None or masks.public(key) != self._shown[rank].share_key:
             return False
         way = Way(self.attempt, dealer, rank, self._digest, commitments)
-        return shares.checked(way, sealed[rank], key, self._shown[dealer], self._threshold) is None
+        return way.opened(sealed[rank], key, self._shown[dealer], self._threshold) is None
 
     def _among(self, rank: int, ranks: Collection[int], what: str) -> None:
         if rank not in ranks:

@@ -20,8 +20,7 @@ from fl_labelskew_plugins.runtimes.silo.secure.attempt import Attempt
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Advert
 from fl_labelskew_plugins.runtimes.silo.secure.masks import ORDER, POINT, SECRET
 
-SEED, KEY = "seed", "key"
-"""The two secrets of a silo: the seed of its own mask, and the private key of its shared masks."""
+SEED, KEY = "seed", "key"  # a silo's secrets: the seed of its own mask, and the private key of its shared masks
 SEALED = 2 * SECRET + 16  # bytes of two encrypted shares
 
 
@@ -92,13 +91,20 @@ class Way:
         text = b"".join(share.to_bytes(SECRET, "big") for share in pair)
         return self._cipher(key, other).encrypt(bytes(12), text, self._about)  # a key seals once
 
-    def opened(self, text: bytes, key: EllipticCurvePrivateKey, other: bytes) -> tuple[int, int] | None:
-        """Decrypt the shares; None if they were changed or are of another attempt."""
+    def opened(
+        self, text: bytes, key: EllipticCurvePrivateKey, dealer: Advert, at_least: int
+    ) -> tuple[int, int] | None:
+        """Decrypt and verify a pair of shares; None if they are wrong; ``at_least``: commitments to each secret."""
         try:
-            pair = self._cipher(key, other).decrypt(bytes(12), text, self._about)
-        except InvalidTag:
+            pair = self._cipher(key, dealer.share_key).decrypt(bytes(12), text, self._about)
+        except InvalidTag:  # changed, or of another attempt or roster
             return None
-        return int.from_bytes(pair[:SECRET], "big"), int.from_bytes(pair[SECRET:], "big")
+        seed, secret = int.from_bytes(pair[:SECRET], "big"), int.from_bytes(pair[SECRET:], "big")
+        points = commitments(self.commitments, dealer.seed_key, dealer.mask_key)
+        if any(len(of_secret) != at_least for of_secret in points.values()):
+            return None
+        fit = fits(seed, self.receiver, points[SEED]) and fits(secret, self.receiver, points[KEY])
+        return (seed, secret) if fit else None
 
     @property
     def _about(self) -> bytes:
@@ -106,18 +112,6 @@ class Way:
 
     def _cipher(self, key: EllipticCurvePrivateKey, other: bytes) -> ChaCha20Poly1305:
         return ChaCha20Poly1305(masks.common(key, other, self.attempt.about("sealed", self.dealer, self.receiver)))
-
-
-def checked(
-    way: Way, text: bytes, key: EllipticCurvePrivateKey, dealer: Advert, at_least: int
-) -> tuple[int, int] | None:
-    """Decrypt and verify a pair of shares; None if they are wrong; ``at_least``: commitments to each secret."""
-    pair = way.opened(text, key, dealer.share_key)
-    of_secrets = list(commitments(way.commitments, dealer.seed_key, dealer.mask_key).values())
-    if pair is None or any(len(points) != at_least for points in of_secrets):
-        return None
-    fit = all(fits(share, way.receiver, points) for share, points in zip(pair, of_secrets, strict=True))
-    return pair if fit else None
 
 
 def published(seed: Sequence[bytes], key: Sequence[bytes]) -> bytes:

@@ -58,20 +58,13 @@ class SiloRound:
         self._share_secret = masks.scalar(random)
         self._share_key, self._mask_key = masks.key_pair(self._share_secret), masks.key_pair(self._secret)
         self._commitments = b""
-        self._done = 0
+        self._steps = list(STEPS)  # that are left
         self._advert = b""
         self._adverts: dict[int, Advert] = {}
-        self.roster = b""
-        """:func:`roster_digest`, unique to this attempt."""
+        self.roster = b""  # its digest, unique to this attempt
         self._threshold = LEAST_SUMMED
         self._shares: dict[int, tuple[int, int]] = {}
-        self.included: list[int] = []
-        """The silos in the sum, once this silo has agreed."""
-
-    @property
-    def step(self) -> str:
-        """The next step; empty after the last."""
-        return (*STEPS, "")[self._done]
+        self.included: list[int] = []  # once this silo has agreed
 
     @property
     def lost(self) -> list[int]:
@@ -124,11 +117,10 @@ class SiloRound:
         self._enough(dealt, "have shared")
         for dealer, (text, published) in dealt.items():
             way, shown = Way(self.attempt, dealer, self.rank, self.roster, published), self._adverts[dealer]
-            pair = shares.checked(way, text, self._share_key, shown, self._threshold)
-            if pair is not None:
+            if (pair := way.opened(text, self._share_key, shown, self._threshold)) is not None:
                 self._shares[dealer] = pair
         if wrong := sorted(dealt.keys() - self._shares.keys()):
-            self._done = len(STEPS)
+            self._steps.clear()
             return dict.fromkeys(wrong, self._share_secret.to_bytes(masks.SECRET, "big"))
         return {self.rank: self._identity.sign(checked(self.attempt, self.roster))}
 
@@ -183,9 +175,9 @@ class SiloRound:
             self._account.check(self.attempt, included)
 
     def _begin(self, step: str) -> None:
-        if self.step != step:
+        if self._steps[:1] != [step]:
             raise self.attempt.error(f"the server requested the step {step} out of order; each step runs once")
-        self._done += 1
+        del self._steps[0]
 
     def _enough(self, ranks: Collection[int], state: str) -> None:
         if len(ranks) < self._threshold:  # they may be lost, which is not a violation
