@@ -11,6 +11,7 @@ import importlib.util
 import json
 import math
 import os
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -252,18 +253,13 @@ def after(opening: Sequence[Noise], upload: Sequence[Noise], number: int, level:
 def answers(opening: Sequence[Noise], upload: Sequence[Noise], budget: PrivacyBudget, level: Level) -> int:
     """Uploads that a budget allows; -1: not even the opening."""
 
-    def fits(number: int) -> bool:
-        return after(opening, upload, number, level, budget.delta) <= budget.epsilon
+    def spent(number: int) -> float:
+        return after(opening, upload, number, level, budget.delta)
 
-    if not fits(0):
-        return -1
-    low, high = 0, 1
-    while high < MAX_ANSWERS and fits(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    high = 1
+    while high < MAX_ANSWERS and spent(high) <= budget.epsilon:
+        high *= 2
+    return bisect_right(range(high), budget.epsilon, key=spent) - 1
 
 
 def carried(recipe: Recipe, sizes: Iterable[int], budget: PrivacyBudget) -> int:

@@ -72,7 +72,8 @@ def differing(local: Sequence[str], remote: Any, where: str) -> str:
 
 def facts(meta: Mapping[str, Any], *, summed: bool = False) -> Facts:
     """Parse a silo's facts; ``summed``: without its samples. Raises RunError."""
-    samples, shape, classes, counts, names = (meta.get(field.name) for field in fields(Facts))
+    values: list[Any] = [meta.get(field.name) for field in fields(Facts)]
+    samples, shape, classes, counts, names = values
     if summed and (samples, counts) != (None, None):
         what = "it reports its number of samples, but comm_args.secure_aggregation allows only their sum"
         raise RunError(f"{what}; use the same recipe")

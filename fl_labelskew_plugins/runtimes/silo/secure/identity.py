@@ -48,6 +48,14 @@ class Advert:
         keys = text[:POINT], text[POINT : 2 * POINT], text[2 * POINT : 3 * POINT]
         return cls(*keys, text[3 * POINT + 1 : end], text[end:])
 
+    def signed(self, signature: bytes, text: bytes) -> bool:
+        """Whether this silo has signed a text; for a checked advertisement."""
+        try:
+            _verify(x509.load_der_x509_certificate(self.certificate), signature, text)
+        except InvalidSignature:
+            return False
+        return True
+
 
 class Authority:
     """Verifies signatures. ``ca``: PEM; ``barred``: returns the reason to reject a certificate (PEM), if any."""
@@ -66,14 +74,6 @@ class Authority:
             what = f"the keys of silo {rank} are not signed with its certificate's key for this attempt"
             cause = "they were replaced or replayed, or the silo received another question"
             raise attempt.error(f"{what}; {cause}") from None
-
-    def signed(self, rank: int, advert: Advert, signature: bytes, text: bytes) -> bool:
-        """Whether a silo has signed a text; ``advert``: checked."""
-        try:
-            _verify(x509.load_der_x509_certificate(advert.certificate), signature, text)
-        except InvalidSignature:
-            return False
-        return True
 
     def _certificate(self, rank: int, advert: Advert, attempt: Attempt) -> x509.Certificate:
         try:

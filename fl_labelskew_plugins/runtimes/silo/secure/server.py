@@ -61,7 +61,7 @@ class ServerRound:
         self._among(rank, self._dealers, "an answer")
         self._in_time(rank, self._sharing)
         if answer.keys() == {rank}:
-            if not self._authority.signed(rank, self._shown[rank], answer[rank], checked(self.attempt, self._digest)):
+            if not self._shown[rank].signed(answer[rank], checked(self.attempt, self._digest)):
                 raise self.attempt.error(f"the signature of silo {rank} does not match its shares")
             self._confirmed[rank] = answer[rank]
             return
@@ -90,7 +90,7 @@ class ServerRound:
         """Step 4: take a silo's signature of the silos in the sum."""
         self._among(rank, self._there, "a signature")
         text = agreement(self.attempt, self._digest, self._there)
-        if not self._authority.signed(rank, self._shown[rank], signature, text):
+        if not self._shown[rank].signed(signature, text):
             raise self.attempt.error(f"the signature of silo {rank} does not match the sum over {listed(self._there)}")
         self._signatures[rank] = signature
 

@@ -132,7 +132,7 @@ class SiloRound:
             what = f"the server reports that {listed(sharing)} share masks"
             raise attempt.error(f"{what}; expected: this silo and others among {listed(self._shares)}")
         for rank, signature in sharing.items():
-            if not self._authority.signed(rank, self._adverts[rank], signature, text):
+            if not self._adverts[rank].signed(signature, text):
                 raise attempt.error(f"silo {rank} has not signed that all shares match")
         self._enough(sharing, "share masks")
         self._shares = {rank: self._shares[rank] for rank in sharing}
@@ -153,7 +153,8 @@ class SiloRound:
             what = f"the server reports a sum over {listed(ranks)}"
             raise self.attempt.error(f"{what}; expected: silo {self.rank} and others among {listed(self._shares)}")
         self._enough(ranks, "are in the sum")
-        self._check(ranks)
+        if self._noisy is None:  # with noise, each sum is charged to the ledger
+            self._account.check(self.attempt, ranks)
         self.included = ranks
         return self._identity.sign(agreement(self.attempt, self.roster, ranks))
 
@@ -162,17 +163,14 @@ class SiloRound:
         self._begin("reveal")
         attempt, text = self.attempt, agreement(self.attempt, self.roster, self.included)
         for rank, signature in signatures.items():
-            if rank not in self.included or not self._authority.signed(rank, self._adverts[rank], signature, text):
+            if rank not in self.included or not self._adverts[rank].signed(signature, text):
                 raise attempt.error(f"silo {rank} has not signed that the sum includes {listed(self.included)}")
         self._enough(signatures, f"have signed that the sum includes {listed(self.included)}")
-        self._check(self.included)
+        if self._noisy is None:
+            self._account.check(attempt, self.included)
         self._account.open(attempt, self.included)
         given = {dealer: pair[dealer not in self.included] for dealer, pair in sorted(self._shares.items())}
         return {dealer: share.to_bytes(masks.SECRET, "big") for dealer, share in given.items()}
-
-    def _check(self, included: list[int]) -> None:
-        if self._noisy is None:  # with noise, each sum is charged to the ledger
-            self._account.check(self.attempt, included)
 
     def _begin(self, step: str) -> None:
         if self._steps[:1] != [step]:
