@@ -288,10 +288,10 @@ class SummedAnswers(Answers):
             silo.show.note(warning, log.WARNING)
         self._account, self._question = Account(silo.folder), ""
         self._total = 0  # training samples of all silos, as first reported to this process
-        self._opening: Vector | None = None
+        self._opening: Vector | None = None  # computed once: the time would reveal the number of samples
         self._tested: tuple[int, Vector, str] | None = None
         self._spare_state: State | None = None
-        self._data_digest = silo.data_digest  # before the silo connects: the time would reveal the number of samples
+        self._data_digest = silo.data_digest  # before the silo connects, for the same reason
         self._sums = SiloSums(
             silo.rank,
             *_identity(silo.transport),
