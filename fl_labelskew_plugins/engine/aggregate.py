@@ -123,10 +123,8 @@ class Addition:
         """The sum over ``clients`` clients. Raises RunError if it is not finite."""
         for name, value in self._sums.items():
             if not _finite(value):
-                raise RunError(
-                    f"round {round + 1}: the sum of {clean(name, 80)} over {clients} clients is not finite, training "
-                    "diverged; use a smaller train_args.learning_rate"
-                )
+                what = f"the sum of {clean(name, 80)} over {clients} clients is not finite, training diverged"
+                raise RunError(f"round {round + 1}: {what}; use a smaller train_args.learning_rate")
         return Total(self._sums, clients, round, self._contributions)
 
 
@@ -247,10 +245,8 @@ def check_made(made: Mapping[str, Tensor], plugin: Method | Optimizer) -> None:
     for key, value in made.items():
         if not _finite(value):
             keys = ", ".join([*numbers(plugin), "train_args.learning_rate"])
-            raise RunError(
-                f"{key} is not finite after {type(plugin).__name__}'s step on the server, training diverged; use "
-                f"another value of one of {keys}"
-            )
+            what = f"{key} is not finite after {type(plugin).__name__}'s step on the server, training diverged"
+            raise RunError(f"{what}; use another value of one of {keys}")
 
 
 def numbers(plugin: Method | Optimizer) -> list[str]:

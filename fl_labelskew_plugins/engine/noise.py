@@ -35,7 +35,6 @@ class SumNoise:
         largest: maximum of a value in the sum.
         clients: maximum number in a sum.
         least: minimum number in a sum.
-        size: values of a vector.
     """
 
     multiplier: float
@@ -51,9 +50,8 @@ class SumNoise:
             what = f"{self.multiplier:g} is too much noise for sums of {self.bits} bits"
             raise mistake(MULTIPLIER, what, "more comm_args.secure_bits, or less noise")
         if self.deviation < LEAST:
-            what = (
-                f"{self.multiplier:g} gives a client noise of {self.deviation:.2g} steps; expected at least {LEAST:g}"
-            )
+            steps = f"{self.deviation:.2g} steps; expected at least {LEAST:g}"
+            what = f"{self.multiplier:g} gives a client noise of {steps}"
             raise mistake(MULTIPLIER, what, "more noise, more comm_args.secure_bits or a smaller comm_args.secure_clip")
 
     @property

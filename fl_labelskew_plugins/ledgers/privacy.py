@@ -2,8 +2,7 @@
 
 Epsilon is the smaller of two bounds: Renyi differential privacy (Mironov, CSF 2017), and pure bounds of Laplace noise
 plus the exact bound of Gaussian noise (Balle and Wang, ICML 2018). For discrete Gaussian noise only the first applies,
-as for Gaussian noise (Kairouz, Liu, Steinke, ICML 2021, theorem 1). Sampling does not amplify privacy, because the
-server knows the selected clients.
+as for Gaussian noise (Kairouz, Liu, Steinke, ICML 2021, theorem 1). Sampling does not amplify it, see docs/privacy.md.
 """
 
 import fcntl
@@ -106,10 +105,9 @@ class Ledger:
         if self.budget is not None and so_far[self.level] > self.budget.epsilon:
             before = epsilon(at(self._spent.get(client, Counter()), self.level), delta)
             refused = "an answer before the first round" if round < 0 else f"an answer to round {round + 1}"
-            error = SpentError(
-                f"{BUDGET}: epsilon {self.budget.epsilon:g} at delta {delta:g} does not allow {refused}: {before:.3g} "
-                f"is spent, and this answer would increase it to {so_far[self.level]:.3g}; see {self.file}"
-            )
+            what = f"epsilon {self.budget.epsilon:g} at delta {delta:g} does not allow {refused}"
+            total = f"{before:.3g} is spent, and this answer would increase it to {so_far[self.level]:.3g}"
+            error = SpentError(f"{BUDGET}: {what}: {total}; see {self.file}")
             raise shareable(error, f"{BUDGET} does not allow {refused}")
         return delta, so_far
 
@@ -285,11 +283,9 @@ def warnings(recipe: Recipe, sizes: Sequence[int]) -> list[str]:
     if most >= number:
         return []
     expectation = "answers all of them" if number == rounds else f"answers about {number}"
-    return [
-        f"{BUDGET}: epsilon {budget.epsilon:g} at delta {budget.delta:g} allows {max(most, 0)} answers per "
-        f"client, but of {rounds} rounds, each client {expectation}; labelskew privacy RECIPE shows how many answers a "
-        "budget allows"
-    ]
+    allowed = f"epsilon {budget.epsilon:g} at delta {budget.delta:g} allows {max(most, 0)} answers per client"
+    use = "labelskew privacy RECIPE shows how many answers a budget allows"
+    return [f"{BUDGET}: {allowed}, but of {rounds} rounds, each client {expectation}; {use}"]
 
 
 def installed() -> bool:

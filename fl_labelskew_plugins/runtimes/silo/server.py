@@ -104,7 +104,7 @@ class Opening(SiloExchange):
             self._share()
 
     def missed(self, client: int) -> str:
-        """Reason to refuse a silo that comes late, if any."""
+        """Reason to refuse a late silo, if any."""
         return ""
 
     def _take(self, message: Message) -> None:
@@ -435,14 +435,12 @@ class SiloServer(Manager):
         """Wait for the silos; return the server's test data, if any. Raises RunError for too few silos."""
         self.members.read_excluded()
         test = facts.test_data(self.recipe)
-        self.census = Census(
-            self.recipe, test, self.sizes, partial(self.print_event, print_line=self.warn), summed=self._summed
-        )
+        warn = partial(self.print_event, print_line=self.warn)
+        self.census = Census(self.recipe, test, self.sizes, warn, summed=self._summed)
         if self._over:  # silos that have not heard of the end may still connect
             self.members.expect(self._expected)
-            self.print_line(
-                f"all rounds are done; waiting up to {self.recipe.comm.reconnect_s:g} s to notify the silos"
-            )
+            seconds = self.recipe.comm.reconnect_s
+            self.print_line(f"all rounds are done; waiting up to {seconds:g} s to notify the silos")
         else:
             self.members.gather(self._expected)
         return test
@@ -513,7 +511,7 @@ class SiloServer(Manager):
         members.write_status(now=True)
 
     def welcome(self, client: int) -> None:
-        """Send WELCOME to a silo, or turn it away if it is late."""
+        """Send WELCOME, or turn a late silo away."""
         assert self.rounds is not None
         session = self.record.session
         if reason := self._opening.missed(client):

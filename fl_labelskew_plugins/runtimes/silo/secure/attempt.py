@@ -42,8 +42,6 @@ class Attempt:
 
     Args:
         round: from 0, or :data:`OPENING`, or :func:`number_of_test` a round.
-        number: of the attempt, from 0.
-        length: entries of a vector.
         question: digest of the server's request; if it differed between silos, a sum could be of one silo.
         wide: number of 64-bit values at the beginning of a vector.
     """
@@ -116,7 +114,7 @@ def number_of_test(round: int) -> int:
 
 
 def tested_round(round: int) -> int:
-    """The round of a sum; the inverse of :func:`number_of_test`."""
+    """The inverse of :func:`number_of_test`."""
     return round if round >= OPENING else OPENING - 1 - round
 
 

@@ -49,9 +49,8 @@ class ServerRound:
         self._in_time(rank, self._dealers)
         wrong = [len(text) for text in sealed.values() if len(text) != shares.SEALED]
         if sealed.keys() != self._roster.keys() or wrong:
-            raise self.attempt.error(
-                f"silo {rank} must send exactly one pair of shares to each of {listed(self._roster)}"
-            )
+            what = f"silo {rank} must send exactly one pair of shares"
+            raise self.attempt.error(f"{what} to each of {listed(self._roster)}")
         if len(commitments) != 2 * (self._threshold - 1) * masks.POINT:
             raise self.attempt.error(f"silo {rank} has not sent {self._threshold} commitments to each of its secrets")
         self._dealt[rank] = dict(sealed), commitments
