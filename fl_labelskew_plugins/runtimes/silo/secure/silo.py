@@ -58,7 +58,7 @@ class SiloRound:
         self._share_secret = masks.scalar(random)
         self._share_key, self._mask_key = masks.key_pair(self._share_secret), masks.key_pair(self._secret)
         self._commitments = b""
-        self._steps = list(STEPS)  # that are left
+        self._done = 0  # steps
         self._advert = b""
         self._adverts: dict[int, Advert] = {}
         self.roster = b""  # its digest, unique to this attempt
@@ -120,7 +120,7 @@ class SiloRound:
             if (pair := way.opened(text, self._share_key, shown, self._threshold)) is not None:
                 self._shares[dealer] = pair
         if wrong := sorted(dealt.keys() - self._shares.keys()):
-            self._steps.clear()
+            self._done = len(STEPS)
             return dict.fromkeys(wrong, self._share_secret.to_bytes(masks.SECRET, "big"))
         return {self.rank: self._identity.sign(checked(self.attempt, self.roster))}
 
@@ -173,9 +173,9 @@ class SiloRound:
         return {dealer: share.to_bytes(masks.SECRET, "big") for dealer, share in given.items()}
 
     def _begin(self, step: str) -> None:
-        if self._steps[:1] != [step]:
+        if STEPS[self._done : self._done + 1] != (step,):
             raise self.attempt.error(f"the server requested the step {step} out of order; each step runs once")
-        del self._steps[0]
+        self._done += 1
 
     def _enough(self, ranks: Collection[int], state: str) -> None:
         if len(ranks) < self._threshold:  # they may be lost, which is not a violation
