@@ -176,7 +176,7 @@ def test_a_server_and_colluding_silos_that_isolate_a_silo(hospitals, colluding):
     for rank, key in keys.items():
         sealed, commitments = dealt[rank][2]
         way = shares.Way(about, 2, rank, play.silos[2].roster, commitments)
-        pairs[rank] = way.opened(sealed, masks.key_pair(key), Advert.unpack(play.sent[0, 2]).share_key)
+        pairs[rank] = way.opened(sealed, masks.key_pair(key), Advert.unpack(play.sent[0, 2]), 3)
     seed, key = (shares.combined({rank: pair[i] for rank, pair in pairs.items()}) for i in (0, 1))
     masks.add_own(vector, seed, 2, about, remove=True)
     for peer in (1, 3):  # silos 4 and 5 did not sign
