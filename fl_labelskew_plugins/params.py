@@ -6,10 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, field_validator
 
-LARGEST = 1e30
-"""Below float32's limit of 3.4e38, since torch divides a rate by ``1 - beta`` before it converts it."""
-IS_PATH = "path"
-"""Marks keys with paths relative to the recipe file."""
+LARGEST = 1e30  # below float32's limit of 3.4e38, since torch divides a rate by `1 - beta` before it converts it
+IS_PATH = "path"  # marks keys with paths relative to the recipe file
 
 
 def absolute(value: Any, folder: Path) -> Any:

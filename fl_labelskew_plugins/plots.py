@@ -18,8 +18,7 @@ from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.files import FULL, replacing
 from fl_labelskew_plugins.machine.text import TERMS, clean
 
-PICTURES = "FL_LABELSKEW_PICTURES"
-"""Environment variable; ``no`` disables a run's plots."""
+PICTURES = "FL_LABELSKEW_PICTURES"  # environment variable; `no` disables a run's plots
 
 
 def heat_map(
@@ -371,10 +370,8 @@ SMALL = {
     **{"axes.linewidth": 0.6, "grid.linewidth": 0.5, "xtick.major.size": 2.0, "ytick.major.size": 2.0},
 }
 SUFFIXES = (".png", ".pdf", ".svg")
-MAX_LETTERS, MAX_COLUMNS = 40, 6
-"""Letters per line, and columns of a legend."""
-PERCENT = (-2, 102)
-"""Limits of an axis; the frame does not cut lines at 0 and 100."""
+MAX_LETTERS, MAX_COLUMNS = 40, 6  # letters per line, and columns of a legend
+PERCENT = (-2, 102)  # limits of an axis; the frame does not cut lines at 0 and 100
 
 
 def figure(width: float, height: float, columns: int = 1, **more: Any) -> tuple[Any, Any]:

@@ -20,10 +20,8 @@ from fl_labelskew_plugins.machine.files import replacing
 T = TypeVar("T")
 State = dict[str, Tensor]
 Weights = dict[str, Tensor]
-OPTIMIZER = "optimizer"
-"""Group of the optimiser's tensors; all others are the method's."""
-PIECE = 2**22
-"""Entries of a tensor, or bytes of a message on disk, in memory at a time."""
+OPTIMIZER = "optimizer"  # group of the optimiser's tensors; all others are the method's
+PIECE = 2**22  # entries of a tensor, or bytes of a message on disk, in memory at a time
 
 
 def content(tensor: Tensor) -> memoryview:

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from fl_labelskew_plugins.machine.text import clean, csv_cell, room, shortened, wrapped
 
 Rows = Sequence[Sequence[str]]
-Marks = Sequence[Sequence[int]]
-"""Per cell: 1 for the best, 2 for the second best, 0 for others."""
+Marks = Sequence[Sequence[int]]  # per cell: 1 for the best, 2 for the second best, 0 for others
 STYLES = ("", "bold", "underline")
 
 

@@ -12,8 +12,7 @@ from safetensors.torch import load_file
 
 from fl_labelskew_plugins.tensors import State, save_atomic
 
-Key = tuple[int, int]
-"""A client and the round that wrote its state."""
+Key = tuple[int, int]  # a client and the round that wrote its state
 
 
 class StateStore:

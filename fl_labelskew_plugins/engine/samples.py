@@ -22,8 +22,7 @@ from fl_labelskew_plugins.engine.augment import Augment
 from fl_labelskew_plugins.machine.signals import blocked, end_with_parent
 
 Part = TypeVar("Part", Tensor, slice, Tensor | slice)
-Key = tuple[int, int, int | None]
-"""Number of a part, index of a sample, and the seed of its augmentation."""
+Key = tuple[int, int, int | None]  # number of a part, index of a sample, and the seed of its augmentation
 
 
 class Samples:
@@ -179,8 +178,7 @@ class Reader:
         )
 
 
-GRACE_S = 30
-"""Time in seconds that a worker survives a termination signal from a process other than its reader."""
+GRACE_S = 30  # time in seconds that a worker survives a termination signal from a process other than its reader
 
 
 def _begin(_: int) -> None:

@@ -33,8 +33,7 @@ from fl_labelskew_plugins.ops import added
 from fl_labelskew_plugins.optimizers.fedavg import FedAvgOptimizer
 from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, group, joined, rest
 
-LEAST_WEIGHT = 1e-6
-"""Smaller weights that clients declare count as 0, because their inverse could be infinite."""
+LEAST_WEIGHT = 1e-6  # smaller weights that clients declare count as 0, because their inverse could be infinite
 Hooks = Callable[["Server", int, list[tuple[int, Weights]]], Weights]
 """Replacement for the mean: from the server, the round, and each client's number of samples and upload."""
 

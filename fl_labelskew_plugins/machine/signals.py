@@ -14,8 +14,7 @@ from fl_labelskew_registry import RunError
 
 from fl_labelskew_plugins.hook import end
 
-ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""Signals of a batch system, Ctrl-C, and a closed terminal."""
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # signals of a batch system, Ctrl-C, and a closed terminal
 
 
 def end_or_interrupt(signum: int, frame: FrameType | None) -> None:

@@ -13,8 +13,7 @@ from fl_labelskew_plugins import params
 from fl_labelskew_plugins.tensors import group, joined, rest
 
 Calibration = Callable[[Tensor, ClientView], Tensor]
-SIGN = "+"
-"""Separator of the methods' names in the name of their combination."""
+SIGN = "+"  # separator of the methods' names in the name of their combination
 
 
 @dataclass

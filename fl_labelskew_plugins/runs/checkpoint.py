@@ -19,8 +19,7 @@ from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.tensors import Weights, group
 
 CPU = torch.device("cpu")
-Norms = dict[int, dict[int, dict[str, float]]]
-"""Client to round to norms by name."""
+Norms = dict[int, dict[int, dict[str, float]]]  # client to round to norms by name
 
 DAMAGED = (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError)
 

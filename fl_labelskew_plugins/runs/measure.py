@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-Line = Mapping[str, Any]
-"""A line of ``metrics.jsonl``."""
+Line = Mapping[str, Any]  # a line of `metrics.jsonl`
 
 
 class Measure(NamedTuple):

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from fl_labelskew_plugins.runs.environment import peak_memory
 from fl_labelskew_plugins.runs.record import Record
 
-MIN_BATCHES = 3
-"""Minimum number of timed batches, unless ``Pause.at`` is earlier."""
+MIN_BATCHES = 3  # minimum number of timed batches, unless `Pause.at` is earlier
 
 
 class OutOfTimeError(BaseException):

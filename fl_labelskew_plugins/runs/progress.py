@@ -10,8 +10,7 @@ from typing import Any
 
 from fl_labelskew_plugins.machine import log
 
-Hear = Callable[[dict[str, Any]], None]
-"""Called with a round's line of metrics."""
+Hear = Callable[[dict[str, Any]], None]  # called with a round's line of metrics
 PAUSE = "FL_LABELSKEW_PAUSE"
 """Environment variable with a :class:`Pause`, for child processes."""
 

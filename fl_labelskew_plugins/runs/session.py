@@ -40,8 +40,7 @@ if TYPE_CHECKING:
     from fl_labelskew_plugins.diagnostics.watch import Watch
 
 
-OWN = "own"
-"""Group of a client's state with its model, for the reference ``local``."""
+OWN = "own"  # group of a client's state with its model, for the reference `local`
 
 
 class ClientIndices(Mapping[int, Tensor]):

@@ -21,8 +21,7 @@ from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.runs.folder import RunFolder
 
 LOG = "trackers.log"  # tracebacks
-PATIENCE_S = {"begin": 120.0, "on_round": 30.0, "finish": 600.0, "close": 60.0}
-"""Maximum duration of each hook."""
+PATIENCE_S = {"begin": 120.0, "on_round": 30.0, "finish": 600.0, "close": 60.0}  # maximum duration of each hook
 COUNTED = ("clients", "left_out", "opening_left_out")  # lists that are reported by their lengths
 MAX_LIST = 100  # longer lists are skipped
 

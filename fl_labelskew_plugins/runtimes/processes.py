@@ -17,8 +17,7 @@ from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.signals import interrupting
 from fl_labelskew_plugins.machine.text import room
 
-GRACE = 6.0
-"""Seconds between SIGTERM and SIGKILL."""
+GRACE = 6.0  # seconds between SIGTERM and SIGKILL
 
 Process = subprocess.Popen[str] | BaseProcess
 

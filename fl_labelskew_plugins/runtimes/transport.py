@@ -21,8 +21,7 @@ from fl_labelskew_plugins.tensors import group, joined
 
 SERVER = 0
 NOT_FINITE = ("nan", "inf", "-inf")
-LARGEST = 1e30
-"""Larger loss terms become NaN, because pictures cannot scale them."""
+LARGEST = 1e30  # larger loss terms become NaN, because pictures cannot scale them
 
 
 class Kind(IntEnum):

@@ -28,13 +28,11 @@ Buffer = bytes | bytearray | memoryview | mmap.mmap
 
 MAGIC = b"FLLS"
 VERSION = 1
-MAX_JSON = 2**20
-"""Bytes of the JSON header."""
+MAX_JSON = 2**20  # bytes of the JSON header
 MAX_TENSORS = 8192
 MAX_NAME = 255
 MAX_DIMS = 16
-MAX_VALUES = 2**16
-"""Values in ``meta``; parsing holds Python's lock, and a list takes 50 times the memory of its text."""
+MAX_VALUES = 2**16  # values in `meta`; parsing holds Python's lock, and a list takes 50 times the memory of its text
 MAX_TEXT = 500
 
 DTYPES = {

@@ -19,8 +19,7 @@ from fl_labelskew_plugins.studies import printed, report
 from fl_labelskew_plugins.studies.finished import mean
 
 MAX_CLIENTS = 50
-PageTable = dict[str, Any]
-"""``head``; ``rows`` of cells, each a text and its mark; ``words``: number of text columns."""
+PageTable = dict[str, Any]  # `head`; `rows` of cells, each a text and its mark; `words`: number of text columns
 
 
 def page(frame: DataFrame, *, last: int, baseline: str) -> str:

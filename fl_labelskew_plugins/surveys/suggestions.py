@@ -11,8 +11,7 @@ from fl_labelskew_plugins.surveys import measured
 from fl_labelskew_plugins.surveys.skew import Skew
 
 Settings = Mapping[str, Mapping[str, Any]]
-ALIKE = 1.5
-"""Value of :attr:`.Skew.beyond_chance` up to which there is hardly any label skew."""
+ALIKE = 1.5  # value of `Skew.beyond_chance` up to which there is hardly any label skew
 MOMENTUM = {"federated_optimizer": "FedOpt", "server_momentum": 0.5}
 TAU5 = {"method": "fedlc", "tau": 5.0}
 FEDAVG_ARGS = {"federated_optimizer": "FedAvg"}

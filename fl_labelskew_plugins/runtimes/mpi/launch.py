@@ -25,12 +25,9 @@ from fl_labelskew_plugins.machine.place import LAUNCHER, RANKS, mpi_rank
 from fl_labelskew_plugins.machine.signals import ENDING, handled, terminal_closed
 from fl_labelskew_plugins.machine.typed import RESUME
 
-ABORT_STEP = 2
-"""Seconds in which mpirun lets other ranks end after a rank's death."""
-TERMINATE_AFTER, KILL_AFTER = 5.0, 8.0
-"""Seconds for the server's checkpoint, and for mpirun to end by itself."""
-MAX_OUTPUT = 2**16
-"""Bytes kept of an output."""
+ABORT_STEP = 2  # seconds in which mpirun lets other ranks end after a rank's death
+TERMINATE_AFTER, KILL_AFTER = 5.0, 8.0  # seconds for the server's checkpoint, and for mpirun to end by itself
+MAX_OUTPUT = 2**16  # bytes kept of an output
 
 
 def check() -> str:

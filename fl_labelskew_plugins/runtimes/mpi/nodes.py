@@ -17,10 +17,8 @@ from fl_labelskew_plugins.runtimes.mpi.transport import MPITransport
 from fl_labelskew_plugins.runtimes.transport import Kind, Message
 
 PACKAGE = "fl-labelskew-plugins"
-PATIENCE_S = 60
-"""Seconds until a warning lists the missing workers."""
-MAY_DIFFER = "data_args.data_cache_dir"
-"""The only recipe key that may differ between nodes."""
+PATIENCE_S = 60  # seconds until a warning lists the missing workers
+MAY_DIFFER = "data_args.data_cache_dir"  # the only recipe key that may differ between nodes
 
 
 def facts(session: Session) -> dict[str, Any]:

@@ -15,8 +15,7 @@ from fl_labelskew_plugins.machine import extras
 from fl_labelskew_plugins.machine.place import LAUNCHER, RANKS, launched, mpi_rank
 from fl_labelskew_plugins.machine.signals import end_with_parent
 
-GRACE = 6.0
-"""Seconds in which the server may report the mistake of a failed worker."""
+GRACE = 6.0  # seconds in which the server may report the mistake of a failed worker
 
 
 def enter(command: list[str]) -> NoReturn:

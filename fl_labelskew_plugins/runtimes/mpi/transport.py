@@ -10,10 +10,8 @@ from fl_labelskew_plugins.runtimes.mpi.rank import world
 from fl_labelskew_plugins.runtimes.spool import Spool
 from fl_labelskew_plugins.runtimes.transport import Kind, Message, Transport
 
-HEADER, PAYLOAD = 1, 2
-"""MPI's tags."""
-CHUNK = 2**30
-"""Maximum bytes of one MPI message; MPI counts them in 32 bits."""
+HEADER, PAYLOAD = 1, 2  # MPI's tags
+CHUNK = 2**30  # maximum bytes of one MPI message; MPI counts them in 32 bits
 MIN_PAUSE_S, MAX_PAUSE_S = 0.0002, 0.002
 EAGER_S, BYTES_PER_S = 0.002, 2e8
 """After each message, poll without sleep for this time and its duration at this rate: MPI may transfer it in pieces."""

@@ -483,15 +483,18 @@ class SiloClient(Manager):
             self.failure = LabelSkewError(names or f"the server turned this silo away: {reason(message)}")
             self.transport.stop_receive_message()
             return
+        if self.run_name:
+            total = self.session.federation.rounds
+            rounds = facts.number({"rounds": total, **meta}, "rounds", 0, total, "FINISH")
         if self.run_name and not self._over:
             weights = group(message.tensors, "model")
             check_upload(weights, self.session.start, where="the server's final model")
-            last = facts.number(meta, "state_round", -1, self.session.federation.rounds - 1, "FINISH")
+            last = facts.number(meta, "state_round", -1, total - 1, "FINISH")
             if not self.answers.tests_immediately:  # disconnect first: a test's duration reveals data
                 self.send(Kind.FINISH, SERVER)
                 self.transport.stop_receive_message()
                 self._do_postponed_test()
-            metadata = model_file.about(self.session, round=self.session.federation.rounds)
+            metadata = model_file.about(self.session, round=rounds)
             model_file.save(weights, self.run_folder.path / "model.safetensors", metadata)
             state = rest(self.states.get(last), OPTIMIZER)
             personalised = self.session.method.personalised(state)
@@ -501,14 +504,15 @@ class SiloClient(Manager):
                 file = self.run_folder.path / "personalised.safetensors"
                 model_file.save(personalised, file, metadata, private=True)
             method, samples = self.recipe.method_name, self.data.facts.samples
-            summary_facts = {"run": self.run_name, "comm_round": self.session.federation.rounds, "silo": self.rank}
+            summary_facts = {"run": self.run_name, "comm_round": rounds, "silo": self.rank}
             summary_facts |= {"method": method, "samples": samples, "data": fingerprint(self.data.data)}
             result = self.run_folder.finish(self.session, **summary_facts)
             if (accuracy := result.get("final_accuracy")) is not None:
                 tests = counted(len(self.data.data.test.y), "test sample")
                 self.show.note(f"accuracy of the last tested model on this silo's own {tests}: {100 * accuracy:.2f} %")
         if self.run_name:
-            self.show.note(f"the run is over; results: {self.run_folder.path}")
+            state = "the run is over" if rounds == total else f"the server paused after {rounds} of {total} rounds"
+            self.show.note(f"{state}; results: {self.run_folder.path}")
         if not self.run_name or self._over or self.answers.tests_immediately:
             self.send(Kind.FINISH, SERVER)
         self.transport.stop_receive_message()

@@ -13,15 +13,11 @@ from typing import NamedTuple
 
 from fl_labelskew_plugins.recipe.addresses import of_peer, plain
 
-PLACES = 4096
-"""Maximum connections; without a stream, half of them, and a quarter from one address."""
+PLACES = 4096  # maximum connections; without a stream, half of them, and a quarter from one address
 OTHER_FILES = 512
-WAIT_S = 10.0
-"""Seconds without a stream, TLS handshake included."""
-GRACE_S = 1.0
-"""Seconds for which a connection is never shut down."""
-HANDSHAKE_S, LATE_S = 10.0, 2.0
-"""Maximum seconds of a TLS handshake, and until the note of its stream."""
+WAIT_S = 10.0  # seconds without a stream, TLS handshake included
+GRACE_S = 1.0  # seconds for which a connection is never shut down
+HANDSHAKE_S, LATE_S = 10.0, 2.0  # maximum seconds of a TLS handshake, and until the note of its stream
 LOOK_S = 0.25
 TELL_S = 60.0
 

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 WINDOW_S = 60.0
-KINDS = 10
-"""Kinds of lines about one peer per window; further kinds are only counted."""
+KINDS = 10  # kinds of lines about one peer per window; further kinds are only counted
 
 
 @dataclass

@@ -28,14 +28,11 @@ from fl_labelskew_plugins.runtimes.transport import Transport
 
 Answer = TypeVar("Answer")
 
-STEP_S = 1.0
-"""Maximum seconds between updates of the status."""
-SETTLE_S = 0.2
-"""Minimum seconds of a wait, even at a deadline: messages may already be on this machine."""
+STEP_S = 1.0  # maximum seconds between updates of the status
+SETTLE_S = 0.2  # minimum seconds of a wait, even at a deadline: messages may already be on this machine
 STALL_S = 0.5
 """If a wait exceeds its plan by more than this, the process was suspended. Only the planned time counts."""
-OVERTIME_S = 10.0
-"""Maximum seconds after a deadline to read queued messages, which a peer could send endlessly."""
+OVERTIME_S = 10.0  # maximum seconds after a deadline to read queued messages, which a peer could send endlessly
 NAME = "excluded.json"
 
 

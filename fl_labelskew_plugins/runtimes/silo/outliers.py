@@ -14,10 +14,8 @@ from fl_labelskew_plugins.runs.checkpoint import Norms
 from fl_labelskew_plugins.tensors import OPTIMIZER, Weights
 
 UPDATE, BUFFERS, MOVEMENT = "update", "buffers", "update times the optimiser's numbers"
-ROUNDS = 10
-"""Earlier uploads of a silo with which its upload is compared."""
-ASSUMED = 1000.0
-"""Smallest assumed median, if a silo has no past and too few others have uploaded."""
+ROUNDS = 10  # earlier uploads of a silo with which its upload is compared
+ASSUMED = 1000.0  # smallest assumed median, if a silo has no past and too few others have uploaded
 
 
 def norms(

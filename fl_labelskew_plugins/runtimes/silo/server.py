@@ -482,7 +482,8 @@ class SiloServer(Manager):
             rounds.run(self)
             uploads.close()
             final, last = plain(joined(model=rounds.server.weights)), record.states.committed
-            self.dismiss(lambda client: {"meta": {"done": True, "state_round": last.get(client, -1)}, "tensors": final})
+            meta = {"done": True, "rounds": record.next_round}
+            self.dismiss(lambda client: {"meta": {**meta, "state_round": last.get(client, -1)}, "tensors": final})
         finally:
             self.flood.close()
 

@@ -26,8 +26,7 @@ from fl_labelskew_plugins.runtimes.silo.server import SiloExchange, SiloServer
 from fl_labelskew_plugins.runtimes.transport import SERVER, Kind, Message, reason
 from fl_labelskew_plugins.surveys.survey import Survey
 
-MAX_NOISE = 1e9
-"""Largest noise that a silo may report; the limit of ``count_noise``."""
+MAX_NOISE = 1e9  # largest noise that a silo may report; the limit of `count_noise`
 
 
 class ClassCounts(NamedTuple):

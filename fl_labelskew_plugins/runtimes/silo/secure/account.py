@@ -29,8 +29,7 @@ from fl_labelskew_plugins.runtimes.silo.secure.attempt import (
 )
 
 NAME, JOINED, FAILED = "secure.json", "joined_run", "training_failed"
-KEPT = "secure_vector_{}.npz"
-"""The vector of the last sum of a kind: ``opening``, ``round`` or ``test``."""
+KEPT = "secure_vector_{}.npz"  # the vector of the last sum of a kind: `opening`, `round` or `test`
 
 
 class Opened(BaseModel):

@@ -27,14 +27,11 @@ from fl_labelskew_plugins.runtimes.silo.secure.identity import Authority
 from fl_labelskew_plugins.runtimes.silo.secure.server import ServerRound
 from fl_labelskew_plugins.runtimes.transport import Kind, Message, reason
 
-TRIES = 3
-"""Maximum attempts at one sum with the same silos, and maximum that fail after masking."""
-LEAST_S = 5.0
-"""Minimum seconds of a step, but at most a tenth of ``round_deadline_s``."""
+TRIES = 3  # maximum attempts at one sum with the same silos, and maximum that fail after masking
+LEAST_S = 5.0  # minimum seconds of a step, but at most a tenth of `round_deadline_s`
 TIME_WEIGHTS = {kind: 5 if kind is Kind.MASKED else 1 for kind in wire.STEPS}
 """Relative time of each step in an attempt."""
-FOR_VECTORS = 1 / 4
-"""Minimum time for the vectors, as a fraction of ``round_deadline_s``."""
+FOR_VECTORS = 1 / 4  # minimum time for the vectors, as a fraction of `round_deadline_s`
 Content = tuple[dict[str, Any], dict[str, Tensor]]
 
 

@@ -86,6 +86,7 @@ def test_a_paused_server_releases_its_silos_and_resumes_with_them(federation, sp
     server, silos = federation.server(), federation.silos()
     finished(server, *silos)
     assert "paused after 2 of 3 rounds\n" in server.text
+    assert all("the server paused after 2 of 3 rounds; results: " in silo.text for silo in silos)
     assert len(federation.lines()) == 2
     federation.environment = {}
     server, silos = federation.server(resume=True), federation.silos()
