@@ -511,8 +511,8 @@ class SiloClient(Manager):
                 tests = counted(len(self.data.data.test.y), "test sample")
                 self.show.note(f"accuracy of the last tested model on this silo's own {tests}: {100 * accuracy:.2f} %")
         if self.run_name:
-            state = "the run is over" if rounds == total else f"the server paused after {rounds} of {total} rounds"
-            self.show.note(f"{state}; results: {self.run_folder.path}")
+            end = "the run is over" if rounds == total else f"the server paused after {rounds} of {total} rounds"
+            self.show.note(f"{end}; results: {self.run_folder.path}")
         if not self.run_name or self._over or self.answers.tests_immediately:
             self.send(Kind.FINISH, SERVER)
         self.transport.stop_receive_message()
