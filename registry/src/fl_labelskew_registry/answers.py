@@ -10,9 +10,7 @@ from typing import Any, get_args, get_origin
 
 from fl_labelskew_registry.contracts import Method
 
-TERM = re.compile(
-    r"(?!.{41})[A-Za-z0-9_+-]+(\.[A-Za-z0-9_+-]+)*"
-)  # names of loss terms, which appear in files and on terminals
+TERM = re.compile(r"(?!.{41})[A-Za-z0-9_+-]+(\.[A-Za-z0-9_+-]+)*")  # names of loss terms, in files and on terminals
 Check = Callable[..., str]
 
 

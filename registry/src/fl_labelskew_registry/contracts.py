@@ -1,6 +1,7 @@
-"""Contracts of methods and optimisers, and the objects that their hooks receive; imports neither torch nor numpy.
+"""Contracts of methods and optimisers, and the objects that their hooks receive.
 
-Notation: ``C`` classes, ``B`` samples of a batch, ``d`` features, ``K`` clients.
+At run time this module imports neither torch, numpy nor fedml. Notation: ``C`` classes, ``B`` samples of a batch, ``d``
+features, ``K`` clients.
 """
 
 from __future__ import annotations
@@ -21,16 +22,23 @@ if TYPE_CHECKING:
 SHARED_MODULES = "shared_modules"
 """Attribute of the network that contains the modules of :meth:`Method.shared_modules`."""
 Aggregation = Literal["samples", "uniform", "population", "declared"]
-"""Weights of the uploads: by samples of the round, ``1/|S|``, by samples of all clients, or the clients' own."""
+"""Weights of the uploads: samples of the round, ``1/|S|``, samples of the whole federation, or the clients' numbers."""
 
 
 @dataclass(frozen=True)
 class Federation:
     """Facts about the run that every client may know.
 
-    In papers: ``num_clients`` ``K``, ``clients_per_round`` ``Q K``, ``rounds`` ``T``, local ``epochs`` ``E``,
-    ``num_classes`` ``C``, ``num_features`` ``d``. ``num_samples``: training samples of all clients; ``min_samples``: of
-    the smallest client.
+    Args:
+        num_clients: ``K``.
+        clients_per_round: ``clients_per_round / num_clients`` is ``Q``.
+        rounds: ``T``.
+        epochs: local epochs ``E``.
+        num_classes: ``C``.
+        num_features: ``d`` of the network.
+        num_samples: training samples of all clients.
+        min_samples: training samples of the smallest client.
+        seed: the recipe's seed.
     """
 
     num_clients: int
@@ -48,8 +56,10 @@ class Federation:
 class Stage:
     """One part of a client's local training.
 
-    ``name``: value of ``client.stage``; ``epochs``: a fraction is converted to batches and rounded up; ``upload``:
-    whether the weights at the end of this stage are uploaded.
+    Args:
+        name: value of ``client.stage`` during this stage.
+        epochs: local epochs; a fraction is converted to batches and rounded up.
+        upload: whether the client uploads the weights at the end of this stage.
     """
 
     name: str
@@ -75,10 +85,10 @@ class ClientView:
             uploaded weights.
         frozen: returns a new frozen network in eval mode with the given state dict, valid for the rest of the round.
         fresh: state dict of a second, freshly initialised network, identical in every round and client.
-        features: training features ``(N_k, d)`` and labels ``(N_k,)`` under the current weights, in eval mode; each
-            call passes over the client's data.
+        features: returns training features ``(N_k, d)`` and labels ``(N_k,)`` under the current weights, in eval mode;
+            each call passes over the client's data.
         scratch: the method's own values for the rest of this round.
-        sends: whether :meth:`Method.contribute` is called.
+        sends: whether :meth:`Method.contribute` is called and its tensors leave this client.
     """
 
     id: int
@@ -100,11 +110,11 @@ class ClientView:
 
     @property
     def num_samples(self) -> int:
-        """``N_k``."""
+        """Training samples of this client, ``N_k``."""
         return int(self.counts.sum())
 
     def modules(self, model: nn.Module | None = None) -> Mapping[str, nn.Module]:
-        """:meth:`Method.shared_modules` in ``model``, by default the local network."""
+        """The method's :meth:`Method.shared_modules` in ``model``, by default the local network."""
         shared: Any = getattr(self.model if model is None else model, SHARED_MODULES, {})
         return dict(shared.items())
 
@@ -113,8 +123,12 @@ class ClientView:
 class Batch:
     """One batch of training.
 
-    Normalised ``inputs`` ``(B, ...)``, ``features`` ``(B, d)``, ``logits`` ``(B, C)`` and ``labels`` ``(B,)`` int64;
-    ``last_epoch``: whether this is the last local epoch of the round.
+    Args:
+        inputs: ``(B, ...)``, normalised.
+        features: ``(B, d)``.
+        logits: ``(B, C)``.
+        labels: ``(B,)`` int64.
+        last_epoch: whether this is the client's last local epoch of the round.
     """
 
     inputs: Tensor
@@ -134,12 +148,15 @@ class Contribution:
 
 @dataclass(frozen=True)
 class Total:
-    """Sum of contributions.
+    """Sum of the tensors that clients sent in addition to their weights.
 
-    ``tensors``: sums by name, with secure aggregation float32 in steps of 1e-6; ``clients``: number of uploads, or of
-    openings; ``round``: from 0, also 0 for the opening; ``contributions``: of each client, by ascending id, if the
-    method is ``individual``; ``closing``: whether this is the closing exchange;
-    ``federation``: facts about the run, None only in tests.
+    Args:
+        tensors: sums by name, if any client sent the name. With secure aggregation, float32 in steps of 1e-6.
+        clients: number of uploads of the round, or of openings.
+        round: from 0; also 0 for the opening.
+        contributions: the tensors of each client, by ascending id, if the method is ``individual``.
+        closing: whether the round is the closing exchange.
+        federation: facts about the run; None only in tests.
     """
 
     tensors: Tensors
@@ -178,17 +195,19 @@ class Method(Plugin):
     - ``aggregation``: weights of the uploads; ``aggregation_key``: the parameter that chooses them, if any. With
       ``declared``, each client contributes its own weight, of shape ``()`` and from 0 to 1, under the name
       ``weight_name``; the server divides by the round's sum. This excludes secure aggregation.
-    - ``silo_choices``: parameters that a silo may set for itself.
-    - ``sends``: the kind of each sent tensor, by name, for the policies of silos: ``prototypes`` (features or outputs
-      of a class) or ``counts`` (samples of a class); otherwise ``other``.
+    - ``silo_choices``: parameters that a silo may set for itself, such as the noise on its counts.
+    - ``sends``: the kind of each tensor of an opening or a contribution, by name, for the policies of silos:
+      ``prototypes`` (features or outputs of a class) or ``counts`` (samples of a class); otherwise ``other``.
     - ``individual``: needs the tensors of each client, not only their sum; excludes secure aggregation.
     - ``uses_rounds``: rounds depend on ``federation.rounds``; the run cannot be resumed for more rounds.
-    - ``closing``: in the last round no client trains, and all clients call :meth:`contribute` with the server's model.
+    - ``closing``: the last round is a closing exchange. All clients take part, but do not train: :meth:`contribute` is
+      called with the server's model, and only its tensors count.
     - ``combines``: the loss accepts logits that other methods have calibrated.
     - ``corrects``: purpose of the calibration; methods with the same purpose cannot be combined.
 
     A method that only changes logits overrides only :meth:`calibrate`; one that adds to the loss overrides
-    :meth:`terms`. The object serves all clients: a hook that sets an attribute stops the run.
+    :meth:`terms`. Hooks with the answer "whether ..." need an override only if the answer depends on options. A hook
+    that sets an attribute of the object, which serves all clients, stops the run.
     """
 
     paper: ClassVar[str] = ""
@@ -205,7 +224,7 @@ class Method(Plugin):
     weight_name: str = "weight"
 
     def deviations(self) -> list[str]:
-        """Sentences on differences between the chosen options and the paper, for the run's record."""
+        """Sentences on differences between the chosen options and the printed paper, for the run's record."""
         return []
 
     def warnings(self, federation: Federation) -> list[str]:
@@ -217,11 +236,11 @@ class Method(Plugin):
         return {}
 
     def logits_only(self) -> bool:
-        """Whether this method only calibrates logits."""
+        """Whether this method only calibrates logits, so that it can run inside another training loop."""
         return not self.uses(*(hook for hook in hooks(Method) if hook not in CALIBRATION_ONLY))
 
     def additive(self) -> bool:
-        """Whether this method only adds :meth:`terms`; such methods can be combined."""
+        """Whether this method only adds :meth:`terms`, so that it can be combined with other such methods."""
         return self.logits_only() or not self.uses(*(hook for hook in hooks(Method) if hook not in ADDITIVE))
 
     def protects(self) -> bool:
@@ -241,19 +260,19 @@ class Method(Plugin):
         return {}
 
     def opening(self, client: ClientView) -> Tensors:
-        """Client, once before round 0: tensors to be summed for :meth:`open`."""
+        """Client, once before round 0, for every client: tensors to be summed for :meth:`open`."""
         return {}
 
     def open(self, total: Total) -> Tensors:
-        """Server, once before round 0: the first shared tensors."""
+        """Server, once before round 0: the first shared tensors, from the sum of all openings."""
         return {}
 
     def shared_modules(self, federation: Federation) -> Mapping[str, nn.Module]:
         """Modules that are trained, uploaded and averaged like the network, such as a projection head.
 
-        Every process calls this hook, with the same seed of torch's generator and with valid ``num_features`` and
-        ``num_classes``. Clients use :meth:`ClientView.modules`. The model of a finished run does not contain the
-        modules, because its logits do not depend on them; checkpoints do.
+        Every process that builds the network calls this hook, with the same seed of torch's generator and with valid
+        ``num_features`` and ``num_classes``. Clients use :meth:`ClientView.modules`. The model of a finished run does
+        not contain the modules, because its logits do not depend on them; checkpoints do.
         """
         return {}
 
@@ -265,11 +284,11 @@ class Method(Plugin):
         """Client, before local training; ``client.model`` has the server's weights."""
 
     def private_parameters(self, client: ClientView) -> Sequence[nn.Parameter]:
-        """Parameters that are trained but not uploaded, such as a private head."""
+        """Parameters that are trained with the network but not uploaded, such as a private head."""
         return []
 
     def calibrate(self, logits: Tensor, client: ClientView) -> Tensor:
-        """Logits ``(B, C)`` for the training loss."""
+        """Logits for the training loss, ``(B, C)``, from the network's logits ``(B, C)``."""
         return logits
 
     def terms(self, batch: Batch, client: ClientView) -> Tensors:
@@ -279,7 +298,8 @@ class Method(Plugin):
     def loss(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
         """All terms of the loss, weighted; training minimises their sum.
 
-        A method that overrides it cannot be combined with methods that add terms.
+        The default is the mean cross-entropy of the calibrated logits, and :meth:`terms`. A method that overrides it
+        cannot be combined with methods that add terms.
         """
         from torch.nn.functional import cross_entropy
 
@@ -289,16 +309,16 @@ class Method(Plugin):
     def contribute(self, client: ClientView) -> Tensors:
         """Client, after local training: tensors to be summed, announced by :meth:`contribution_shapes`.
 
-        Return sums over samples, such as feature sums per class: means would be added up unweighted.
+        Return sums over samples, such as feature sums and sample counts per class: means would be added up unweighted.
         """
         return {}
 
     def protect(self, update: dict[str, Tensor], client: ClientView) -> dict[str, Tensor]:
-        """Client: last change of the floating-point update (upload minus start)."""
+        """Client: last change of the floating-point update (upload minus start), with noise from ``client.noise``."""
         return update
 
     def combine(self, total: Total, shared: Tensors) -> Tensors:
-        """Server, after a round: the next shared tensors, from sums and the last ones."""
+        """Server: the tensors to send with the next model, from this round's sums and the last shared tensors."""
         return shared
 
     def after_aggregation(self, weights: dict[str, Tensor], server: ServerView) -> dict[str, Tensor]:
@@ -309,13 +329,13 @@ class Method(Plugin):
         """Client, after local training: update ``client.state``; ``client.model`` has the final weights."""
 
     def private_logits(self, inputs: Tensor, client: ClientView) -> Tensor:
-        """Logits ``(B, C)`` of a client's own model after training."""
+        """``(B, C)`` logits to evaluate a client's own model after training; default: the network's."""
         assert client.model is not None
         logits: Tensor = client.model(inputs)
         return logits
 
     def personalised(self, state: Tensors) -> dict[str, Tensor] | None:
-        """State dict of a client's personalised model, from its private state, if the method keeps one."""
+        """State dict of a client's personalised model, from its private state; None if the method keeps none."""
         return None
 
 
@@ -330,9 +350,9 @@ class LocalWork:
         weight_decay: factor of the weights that the local optimiser adds to each gradient.
         loss: the method's loss of the current batch in a network from ``client.frozen``, with its gradient. Dropout,
             the mode of batch norm and the method's draws equal those of the step.
-        gradient: of the method's loss plus weight decay under the current weights, by name: the sample-weighted mean
-            over the batches of the round's first epoch, in eval mode, with one pass per call.
-        steps: of local SGD so far.
+        gradient: gradient of the method's loss plus weight decay under the current weights, by name: the
+            sample-weighted mean over the batches of the round's first epoch, in eval mode, with one pass per call.
+        steps: steps of local SGD so far.
     """
 
     client: ClientView
@@ -346,13 +366,13 @@ class LocalWork:
 
     @cached_property
     def parameters(self) -> dict[str, nn.Parameter]:
-        """The trained parameters, by name, in the order of ``start``."""
+        """The trained parameters of the network, by name, in the order of ``start``."""
         assert self.client.model is not None
         by_name = dict(self.client.model.named_parameters())
         return {name: by_name[name] for name in self.start}
 
     def gradients(self) -> dict[str, Tensor]:
-        """Of this step, by name; changes in place affect it."""
+        """The gradients of this step, by name; changes in place affect the step."""
         return {name: p.grad for name, p in self.parameters.items() if p.grad is not None}
 
 
@@ -366,7 +386,8 @@ class Aggregated:
         contributions: mean of the tensors sent with the uploads, by name; the uploads' weights are scaled to sum 1.
         clients: number of uploads.
         parameters: names of the trained parameters; all others are buffers.
-        shared: tensors to send with the next model; entries may be replaced. Likewise ``memory``, which is not sent.
+        shared: tensors to send with the next model; entries may be replaced.
+        memory: tensors that stay on the server; entries may be replaced.
         whole: if ``mean`` weights rows of the classifier by class: these tensors, averaged with the uploads' weights.
     """
 
@@ -381,20 +402,20 @@ class Aggregated:
     whole: Tensors = field(default_factory=dict)
 
     def change(self, name: str) -> Tensor:
-        """Mean change of a parameter, with the uploads' weights."""
+        """Mean change of a parameter, with the uploads' weights, for values that accumulate over rounds."""
         return self.whole.get(name, self.mean[name]) - self.old[name]
 
 
 class Optimizer(Plugin):
-    """Corrections of local gradients, and the server's step, independent of the method.
+    """Optimisation of the federation, independent of its method: corrections of local gradients, and the server's step.
 
     Without overrides, this class is FedAvg. The method never sees the tensors that an optimiser sends, shares or keeps.
 
     - ``aggregation``: weights of the uploads; None: those of the method.
     - ``client_optimizers``: supported local optimisers; ``local_momentum``: whether these may have momentum.
     - ``changes_upload``: the upload is not a trained model.
-    - ``sends_change``: uploads contain changes since the start of the round, which float32 weights would round too
-      coarsely. Single numbers that are sent with them must be above 0.
+    - ``sends_change``: uploads contain changes since the start of the round instead of parameters, if float32 weights
+      would round them too coarsely. Single numbers that are sent with them must be above 0.
     - ``uses_rounds``: as in :class:`Method`.
     """
 
@@ -408,11 +429,11 @@ class Optimizer(Plugin):
     uses_rounds: ClassVar[bool] = False
 
     def deviations(self) -> list[str]:
-        """As :meth:`Method.deviations`."""
+        """Sentences on differences between the chosen options and the printed paper, for the run's record."""
         return []
 
     def contribution_shapes(self, parameters: Mapping[str, tuple[int, ...]]) -> Mapping[str, tuple[int, ...]]:
-        """Names and shapes of the tensors of :meth:`finish`, from the shapes of the trained parameters.
+        """Names and shapes of all tensors of :meth:`finish`, from the shapes of the trained parameters.
 
         A tensor named like a parameter must have its dtype; all others are float32 or float64.
         """
@@ -422,7 +443,7 @@ class Optimizer(Plugin):
         """Client, before local training; the network has the server's weights."""
 
     def correct(self, work: LocalWork) -> None:
-        """Client, at each step: change the parameters' ``.grad`` in place."""
+        """Client, at each step before the upload: change the parameters' ``.grad`` in place."""
 
     def finish(self, work: LocalWork, upload: dict[str, Tensor]) -> Tensors:
         """Client, when its upload is ready: tensors to send with it; may change ``upload`` and the state."""

@@ -1,6 +1,7 @@
-"""Contracts of partitioners, data sets and networks, and their data; imports neither torch nor numpy.
+"""Contracts of partitioners, data sets and networks, and the data that they exchange.
 
-Notation: ``C`` classes, ``B`` samples of a batch, ``d`` features, ``K`` clients, ``N`` samples.
+At run time this module imports neither torch, numpy nor fedml. Notation: ``C`` classes, ``B`` samples of a batch, ``d``
+features, ``K`` clients, ``N`` samples.
 """
 
 from __future__ import annotations
@@ -26,10 +27,16 @@ class Partitioner(Plugin):
     def split(
         self, labels: NDArray[Any], groups: NDArray[Any] | None, *, clients: int, rng: np.random.Generator
     ) -> list[NDArray[Any]]:
-        """Sorted, disjoint sample indices of each of ``K`` clients; ``rng`` is the only source of randomness.
+        """Sorted sample indices of each client, disjoint.
 
-        ``labels``: ``(N,)`` int64; ``groups``: ``(N,)`` int64, such as writer or hospital, or None. Raises
-        LabelSkewError if the data do not permit this partition.
+        Args:
+            labels: ``(N,)`` int64.
+            groups: ``(N,)`` int64 group of each sample (writer, role, centre), or None.
+            clients: ``K``.
+            rng: the only source of randomness.
+
+        Raises:
+            LabelSkewError: the data do not permit this partition.
         """
         raise NotImplementedError
 
@@ -39,8 +46,8 @@ class Images:
     """Image files that are decoded on demand; ``len``, ``shape`` and indices work as for an array ``(N, C, H, W)``.
 
     Args:
-        files: paths.
-        size: ``(C, H, W)``.
+        files: paths of the ``N`` samples.
+        size: ``(C, H, W)`` of a sample.
         read: decodes a file to ``(C, H, W)`` uint8; if its second argument is true, augmented with draws of torch's
             generator. Picklable, because other processes call it. Raises LabelSkewError for an invalid image.
     """
@@ -62,7 +69,7 @@ class Images:
         return replace(self, files=[self.files[int(row)] for row in rows])
 
     def copy(self) -> Images:
-        """The object itself, which has no samples in memory."""
+        """Return this object, which holds no samples."""
         return self
 
 
@@ -80,12 +87,13 @@ class Data:
     """A data set in memory.
 
     Args:
+        train: training part.
         test: global test part.
-        class_names: of the ``C`` classes.
+        class_names: names of the ``C`` classes.
         mean: per channel (first axis of a sample), for ``x`` scaled to 0..1 if ``x`` is uint8; empty: do not normalise.
-            Likewise ``std``.
-        notes: text files to store with a run's results, by name.
-        group_names: of the numbers in ``groups``; empty: no names.
+        std: per channel, like ``mean``.
+        notes: text files to store with a run's results, by name, for example a drawn split.
+        group_names: names of the numbers in ``groups``, for example hospitals; empty: no names.
         fingerprint: identifies these samples independently of the seed; empty: computed from both parts. Required if
             the seed decides the parts.
     """
@@ -103,8 +111,8 @@ class Data:
 class Dataset(Plugin):
     """Reads or generates a data set.
 
-    ``source``: origin and size of its files. ``picture_keys``: parameters that :meth:`picture` depends on, which model
-    files store; empty if samples do not come from image files.
+    ``default_dir`` is its default folder; ``source`` states the origin and size of its files. ``picture_keys`` are the
+    parameters that :meth:`picture` depends on, which model files store; empty if samples do not come from image files.
     """
 
     default_dir: ClassVar[str | None] = None
@@ -117,29 +125,33 @@ class Dataset(Plugin):
         return False
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
-        """Raise LabelSkewError with missing files, their origin and size, without reading data."""
+        """Raise LabelSkewError with the missing files, their origin and their size, without reading data."""
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
         """Read everything into memory; may use the network only if ``download``.
 
-        Raises LabelSkewError for missing or broken files.
+        Raises:
+            LabelSkewError: files are missing or broken.
         """
         raise NotImplementedError
 
     def splits_off(self, data_dir: Path | None) -> bool:
-        """Whether :meth:`load` splits off a test part, because the files have none."""
+        """Whether :meth:`load` splits off a test part, because the files in ``data_dir`` have none."""
         return False
 
     def load_all(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """As :meth:`load`, without a split; override it together with :meth:`splits_off`."""
+        """Like :meth:`load`, but without a split; override it together with :meth:`splits_off`."""
         return self.load(data_dir, download=download, seed=seed)
 
     def check_test(self, data_dir: Path | None, *, download: bool) -> None:
-        """As :meth:`check`, for the files of :meth:`load_test`."""
+        """Like :meth:`check`, for the files that :meth:`load_test` needs."""
         self.check(data_dir, download=download)
 
     def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """As :meth:`load`, without training samples; override it if their files need not be read."""
+        """Only the global test part; ``train`` has no samples, ``(0, ...)``.
+
+        Override it if the test part can be read without the training files. Raises as :meth:`load`.
+        """
         data = self.load(data_dir, download=download, seed=seed)
         # copies: a slice would keep the whole training part in memory
         train = Arrays(data.train.x[:0].copy(), data.train.y[:0].copy())
@@ -148,14 +160,18 @@ class Dataset(Plugin):
     def picture(self, file: Path) -> NDArray[Any]:
         """An image file as a sample ``(C, H, W)`` uint8, processed as in :meth:`load` but not augmented.
 
-        Needed if ``picture_keys`` is not empty; several threads call it. Raises LabelSkewError for an invalid image.
+        Override it if ``picture_keys`` is not empty; several threads call it.
+
+        Raises:
+            LabelSkewError: the file is not a valid image.
         """
         raise NotImplementedError
 
     def survey(self, data_dir: Path | None) -> list[tuple[str, str, str]]:
         """Rows ``(item, found, expected)``, such as ``("training images", "49999", "50000")``, without decoding files.
 
-        ``found``: ``"missing"`` if nothing exists; ``expected``: ``"any"`` if every value is valid.
+        ``found`` is ``"missing"`` if nothing exists; ``expected`` is ``"any"`` if every value is valid. The data set is
+        complete if all rows match.
         """
         try:
             self.check(data_dir, download=False)
@@ -174,8 +190,13 @@ class Dataset(Plugin):
     def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
         """Write a small data set that :meth:`load` reads and a network can learn.
 
-        ``out``: created if missing, for a recipe's ``data_cache_dir``; ``samples``: in all parts together; default: the
-        data set's choice. Equal seeds give equal files. Raises LabelSkewError without a writer, or for too few samples.
+        Args:
+            out: folder, created if missing, for a recipe's ``data_cache_dir``.
+            samples: number in all parts together; default: the data set's choice.
+            seed: not negative; equal seeds give equal files.
+
+        Raises:
+            LabelSkewError: the data set has no such writer, or ``samples`` is too small.
         """
         raise LabelSkewError(f"data set {type(self).__name__}: no small copy can be written of it")
 
@@ -183,12 +204,16 @@ class Dataset(Plugin):
 class Network(Plugin):
     """Builds a network whose module has ``features(x) -> (B, d)`` and a ``classifier`` (``nn.Linear(d, C)``).
 
-    The module's ``forward(x)`` returns ``classifier(features(x))``. ``trained_params`` replace parameters that choose
-    initial weights, such as a weights file, when a trained network is rebuilt.
+    The module's ``forward(x)`` returns logits, ``classifier(features(x))``. ``trained_params`` replace parameters that
+    choose initial weights, such as a weights file, when a trained network is rebuilt.
     """
 
     trained_params: ClassVar[Mapping[str, Any]] = {}
 
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
-        """A module with random weights of torch's generator; raises LabelSkewError for an invalid shape."""
+        """Return a freshly initialised module; its random draws use torch's generator, which the caller has seeded.
+
+        Raises:
+            LabelSkewError: the network does not accept inputs of this shape.
+        """
         raise NotImplementedError
