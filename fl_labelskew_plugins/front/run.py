@@ -48,13 +48,17 @@ class Callback(Protocol):
 
 
 def load(recipe: str | Path | Mapping[str, Any], changes: Mapping[str, Any] | None = None) -> Recipe:
-    """Load and check a recipe; raises LabelSkewError with a line for each mistake.
-
-    ``recipe``: a name of ``labelskew recipes ls``, a file, or a mapping of sections to their keys; ``changes``: values
-    by ``section.key``.
+    """Load and check a recipe.
 
     >>> load("quickstart", {"train_args.comm_round": 5}).train.comm_round
     5
+
+    Args:
+        recipe: a name of ``labelskew recipes ls``, a file, or a mapping of sections to their keys.
+        changes: values by ``section.key``, which override the recipe's.
+
+    Raises:
+        LabelSkewError: all mistakes, a line each.
     """
     overrides = overrides_of(changes)
     if isinstance(recipe, Mapping):
@@ -63,12 +67,12 @@ def load(recipe: str | Path | Mapping[str, Any], changes: Mapping[str, Any] | No
 
 
 def overrides_of(changes: Mapping[str, Any] | None) -> list[str]:
-    """Overrides ``section.key=value``."""
+    """Convert changes to overrides ``section.key=value``."""
     return [f"{place}={as_json(value)}" for place, value in (changes or {}).items()]
 
 
 def as_json(value: Any) -> str:
-    """JSON; arrays become lists, other types text."""
+    """Convert a value to JSON; arrays become lists, other types text."""
     return json.dumps(value, default=lambda other: other.tolist() if hasattr(other, "tolist") else str(other))
 
 
@@ -84,15 +88,23 @@ def run(
     quiet: bool = False,
     host: Literal["fedml", "none"] | None = None,
 ) -> Run:
-    """Run a recipe, as given to or returned by :func:`load`, to its end; docs/python.md describes the arguments.
+    """Run a recipe to its end.
 
-    ``folder``: new or empty; default: a new one in ``tracking_args.run_dir``. ``callbacks``: an exception ends the run
-    with a checkpoint, and is raised here. ``host``: ``none``: without FedML; default: with FedML if it is installed.
+    Args:
+        recipe: from :func:`load`, or an argument of it.
+        folder: new or empty; default: a new one in the recipe's ``tracking_args.run_dir``.
+        model: this and the next three arguments replace parts of the recipe, see docs/python.md.
+        dataset: ``(train, test)``, each ``(x, y)`` or a torch ``Dataset`` with ``targets``.
+        method: an object of a method's class.
+        partition: indices of each client's training samples.
+        callbacks: called after every round; an exception ends the run with a checkpoint, and is raised here.
+        quiet: print only warnings.
+        host: ``none``: without FedML; default: with FedML if it is installed.
 
     Raises:
         LabelSkewError: invalid recipe or arguments.
         RunError: the run failed.
-        KeyboardInterrupt: after a checkpoint was saved.
+        KeyboardInterrupt: after a checkpoint was saved; ``load_run(folder).resume()`` resumes.
     """
     objects = {"model": model, "dataset": dataset, "method": method, "partition": partition}
     recipe = prepared(recipe, objects)
@@ -103,7 +115,7 @@ def run(
 
 
 def prepared(recipe: Recipe | str | Path | Mapping[str, Any], objects: Mapping[str, Any]) -> Recipe:
-    """Load a recipe, and replace its plugins by objects."""
+    """Load a recipe if necessary, and replace its plugins by the given objects."""
     if not isinstance(recipe, Recipe):
         recipe = load(recipe)
     if given := from_objects(**objects):
@@ -114,10 +126,13 @@ def prepared(recipe: Recipe | str | Path | Mapping[str, Any], objects: Mapping[s
 def load_run(folder: str | Path, **objects: Any) -> Run:
     """Open the folder of a run.
 
-    ``objects``: ``model``, ``dataset``, ``method`` and ``partition`` as given to :func:`run`; docs/python.md lists the
-    attributes that need them. If the recipe's network is a function, ``model`` is ``"FILE.py:FUNCTION"``.
+    Args:
+        folder: of the run.
+        objects: ``model``, ``dataset``, ``method`` and ``partition`` as given to :func:`run`; docs/python.md lists
+            the attributes that need them. If the recipe's network is a function, ``model`` is ``"FILE.py:FUNCTION"``.
 
-    Raise LabelSkewError if it is not the folder of a run, or the objects differ from the run's.
+    Raises:
+        LabelSkewError: not the folder of a run, or the objects differ from the run's.
     """
     code = objects.pop("model") if isinstance(objects.get("model"), str) else None
     return Run(folder, from_objects(**objects), code)
@@ -145,7 +160,7 @@ class Run:
 
     @cached_property
     def recipe(self) -> Recipe:
-        """The recipe; raises LabelSkewError if objects are missing."""
+        """The recipe; raises LabelSkewError if objects of the run are missing."""
         start.check_objects(self._folder, self._objects, then=".recipe")
         return parse.load(self._folder.recipe, objects=self._objects)
 
@@ -161,7 +176,7 @@ class Run:
 
     @property
     def accuracy(self) -> float | None:
-        """Last tested accuracy, 0 to 1, if any; ``summary["measure"]`` describes the samples."""
+        """Accuracy of the last test, between 0 and 1, or None; ``summary["measure"]`` describes the samples."""
         lines = self._folder.lines
         tests = main_tests(lines)
         return tests[-1][main_measure(lines).key] if tests else None
@@ -176,7 +191,7 @@ class Run:
 
     @property
     def partition(self) -> pd.DataFrame | None:
-        """Training samples ``(K, C)``; None if no single process knows them."""
+        """Training samples ``(K, C)`` by client and class; None if no single process knows them."""
         import pandas as pd
 
         if (counts := self._folder.partition.get("counts")) is None:
@@ -189,12 +204,12 @@ class Run:
 
     @property
     def model(self) -> nn.Module:
-        """The network of the last round, in eval mode; LabelSkewError if the model or its object is missing."""
+        """The network of the last round, in eval mode; LabelSkewError if it or its object is missing."""
         return self._network(self.folder / "model.safetensors", "it is written after the last round", ".model")
 
     @property
     def best(self) -> nn.Module:
-        """The network of the best round so far, as :attr:`model`."""
+        """The network of the round with the best accuracy so far, as :attr:`model`."""
         otherwise = "it needs tracking_args.keep_best: true, and test samples of the server or clients"
         return self._network(self._folder.best, otherwise, ".best")
 
@@ -207,8 +222,8 @@ class Run:
             x: one sample or ``(N, ...)``, not normalised, or a DataFrame with the columns of training; or paths of
                 pictures, folders of pictures, CSV or Parquet tables, or ``.npz`` files with ``x``.
             top: number of classes per row.
-            best: use the best round's model.
-            client: use this client's own model, by name, or number from 0.
+            best: use the model of the best round.
+            client: use the own model of this client, by its name or its number from 0.
             batch_size: samples at a time.
 
         Returns:
@@ -224,7 +239,7 @@ class Run:
         return frame(trained, x, top=top, batch_size=batch_size)
 
     def personalised(self, client: int | str) -> nn.Module:
-        """A client's own model in eval mode, by name, or number from 0; LabelSkewError if it has none."""
+        """The own model of a client (number from 0, or name), in eval mode; LabelSkewError if it has none."""
         if isinstance(client, str):
             names = self._folder.partition.get("clients", [])
             if client not in names:
@@ -236,7 +251,10 @@ class Run:
         return self._network(file, f"{name}: {reason}", f".personalised({client})")
 
     def resume(self, *, comm_round: int | None = None, quiet: bool = False, callbacks: Sequence[Callback] = ()) -> Run:
-        """Resume the run; raises as :func:`run`. ``comm_round``: a new total number of rounds, also after the end."""
+        """Resume the run until its last round, with identical results; raises as :func:`run`.
+
+        ``comm_round``: a new total number of rounds, also for a finished run.
+        """
         rounds = [] if comm_round is None else [f"{start.ROUNDS}={comm_round}"]
         hear = _hear(callbacks, self.folder, self._objects, self._code)
         recipe, folder = start.resumed(None, rounds, self.folder, self._objects)
@@ -250,7 +268,7 @@ class Run:
         return network.load(file, self._objects.get("model_args"), code=self._code).network
 
     def _check_network(self, file: Path, attribute: str) -> None:
-        """Raise LabelSkewError if the network's object was not given."""
+        """Raise LabelSkewError if the network was an object that was not given."""
         weights = f"; to load only its weights: safetensors.torch.load_file({str(file)!r})"
         start.check_objects(self._folder, self._objects, ["model_args"], attribute + weights)
 
@@ -297,15 +315,19 @@ def survey(
     dataset: object = None,
     partition: Sequence[Sequence[int]] | Partitioner | None = None,
 ) -> pd.DataFrame:
-    """A row per client: training samples of each class and in all, then measures, see docs/survey.md.
+    """Measure a recipe's label skew without training; the arguments are those of :func:`run`.
 
-    The arguments are those of :func:`run`.
+    Returns:
+        A row per client: training samples of each class and in all, then measures, see docs/survey.md.
     """
     return of_partition(prepared(recipe, {"dataset": dataset, "partition": partition})).frame
 
 
 class Loop:
-    """Iterate to get each round's line of ``metrics.jsonl``; after an early stop, iterate again."""
+    """An iterable over a federation's rounds; each item is a line of ``metrics.jsonl``.
+
+    After an early stop, iterate again or call ``run.resume()``.
+    """
 
     def __init__(self, recipe: Recipe, folder: Path | None) -> None:
         self._folder = start.folder_of(recipe, folder)
