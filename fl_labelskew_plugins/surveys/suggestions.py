@@ -105,7 +105,7 @@ def suggestions(situation: Situation | None) -> Sequence[Suggestion]:
     """Methods measured in a situation, ranked by accuracy; without one, :data:`COMPARED`.
 
     >>> [(one.name, one.difference) for one in suggestions(SITUATIONS[1])][:2]
-    [('ccvr', 4.72), ('fedlc-tau5+momentum', 3.62)]
+    [('ccvr', 4.57), ('fedlc-tau5+momentum', 3.62)]
     """
     if situation is None:
         return COMPARED

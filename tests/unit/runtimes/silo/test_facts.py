@@ -258,6 +258,14 @@ def test_weight_decay_in_sums_without_noise_causes_a_warning():
         assert any(warning in line for line in lines) == warned
 
 
+def test_a_threshold_with_which_one_silo_can_isolate_another_causes_a_warning():
+    noise = ["comm_args.secure_aggregation=true", "privacy_args.noise_multiplier=1", "privacy_args.clip=1"]
+    for threshold, warned in ((3, True), (4, False)):
+        more = ["train_args.client_num_in_total=5", f"comm_args.secure_threshold={threshold}"]
+        lines = weaknesses(parsed("method_args.method=fedavg", *noise, *more))
+        assert any("a server and one silo that cooperate" in line for line in lines) == warned
+
+
 def test_answers_with_other_noise_are_different_answers():
     """Silos, or two folders of one silo, may share a ledger; the secret and the rank decide the noise."""
     silos = [
