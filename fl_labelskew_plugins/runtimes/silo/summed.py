@@ -523,8 +523,8 @@ def weaknesses(recipe: Recipe) -> Iterator[str]:
     if recipe.privacy.noise_multiplier is not None:
         threshold, clients = fewest_summed(recipe), recipe.train.clients_per_round
         if 2 * threshold - clients < 2:
-            what = f"with {threshold} of {clients} silos, a server and one silo that cooperate can see a single silo's vector"
-            yield f"comm_args.secure_threshold: {what}, with only that silo's noise; use a larger value"
+            what = f"with {threshold} of {clients} silos, a server and one silo that cooperate can see the vector"
+            yield f"comm_args.secure_threshold: {what} of another silo, with only its own noise; use a larger value"
         return
     what = "secure aggregation without noise does not protect silos from a server that cheats"
     yield f"{what}; {MULTIPLIER} adds noise to the sums"

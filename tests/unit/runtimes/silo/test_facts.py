@@ -260,6 +260,7 @@ def test_weight_decay_in_sums_without_noise_causes_a_warning():
 
 def test_a_threshold_with_which_one_silo_can_isolate_another_causes_a_warning():
     noise = ["comm_args.secure_aggregation=true", "privacy_args.noise_multiplier=1", "privacy_args.clip=1"]
+    noise += ["comm_args.certs=certs"]
     for threshold, warned in ((3, True), (4, False)):
         more = ["train_args.client_num_in_total=5", f"comm_args.secure_threshold={threshold}"]
         lines = weaknesses(parsed("method_args.method=fedavg", *noise, *more))
