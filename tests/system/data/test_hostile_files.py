@@ -245,7 +245,7 @@ def test_a_table_of_too_many_columns_is_refused(tmp_path):
     file = tmp_path / "t.csv"
     names, values = ",".join(f"c{i}" for i in range(60_000)), ",".join("1" * 60_000)
     file.write_text(f"label,{names}\na,{values}\nb,{values}\n")
-    says = "has 60001 columns; use at most 50000, or an .npz archive (data set npz)"
+    says = "has 60001 columns; use at most 50000 columns, or an .npz archive (data set npz)"
     assert message(lambda: datasets.load(Table, file)).startswith(f"{file}: {says}")
 
 
