@@ -238,7 +238,7 @@ def test_parquet_files_of_other_writers(tmp_path, monkeypatch):
     dates = pd.date_range("2026-01-01", periods=40)
     for column, text in ((dates, "Timestamp"), ([[1]] * 40, "list<element: int64>"), ([b"x"] * 40, "bytes")):
         write(path, hospital=None, when=column)
-        assert f"of type {text}; use data_args.features without it" in message(lambda: load(tmp_path))
+        assert f"of type {text}; use data_args.features without this column" in message(lambda: load(tmp_path))
         assert load(tmp_path, features=("age",)).train.x.shape[1] == 1
     frame(hospital=None).set_index("age").to_parquet(path)  # an index is a column as well
     assert load(tmp_path).notes["features.txt"].split() == ["pressure", "age"]

@@ -9,7 +9,7 @@ from fl_labelskew_plugins.data.given import given_data
 from fl_labelskew_plugins.models.mlp import MLP
 from fl_labelskew_plugins.models.module import ModuleNetwork
 from fl_labelskew_plugins.recipe import parse, plugins
-from fl_labelskew_plugins.recipe.mistakes import show
+from fl_labelskew_plugins.recipe.mistakes import quoted
 
 RNG = np.random.default_rng(0)
 X, Y = RNG.random((30, 1, 4, 4)), np.arange(30) % 3
@@ -155,7 +155,7 @@ def test_invalid_data_are_a_one_line_error(given, line):
     ],
 )
 def test_objects_of_a_wrong_kind_are_a_one_line_error(name, given, line):
-    assert message(lambda: plugins.from_objects(**{name: given})) == f"{name}: {show(given)} {line}"
+    assert message(lambda: plugins.from_objects(**{name: given})) == f"{name}: {quoted(given)} {line}"
 
 
 def test_there_must_be_one_index_list_per_client():
