@@ -98,7 +98,7 @@ def test_a_silo_with_invalid_uploads_is_excluded_from_these_rounds_only(federati
     fake = FakeSilo(federation.address, [*BAD.values(), changed(BIAS, torch.zeros(10))])
     finished(server, *silos)
     fake.thread.join(20)
-    assert fake.finish == {"done": True, "state_round": len(BAD)}
+    assert fake.finish == {"done": True, "rounds": len(BAD) + 1, "state_round": len(BAD)}
     for round, (words, verdict, line) in enumerate(zip(BAD, fake.verdicts, federation.lines(), strict=False)):
         assert words in verdict
         assert line["left_out"] == [2]
