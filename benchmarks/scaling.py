@@ -199,7 +199,7 @@ def silos(*, quick: bool, tiny: bool) -> None:
                 recipes[kind + more] = folder / f"{kind}{more}.yaml"
                 text = SILOS.format(data=folder / "data.npz", silos=number, rounds=rounds, certs=certs, digests=digests)
                 recipes[kind + more].write_text(text)
-        alone = training(recipes["loopback"], number, 2 if tiny else 11)
+        single = training(recipes["loopback"], number, 2 if tiny else 11)
         if tiny:
             recipes = {"loopback, TLS": recipes["loopback, TLS"]}
         results: dict[str, list[Round]] = {kind: [] for kind in recipes}
@@ -208,13 +208,13 @@ def silos(*, quick: bool, tiny: bool) -> None:
                 print(f"turn {turn + 1}: {kind}", file=sys.stderr)
                 out = folder / f"{kind}-{turn}"
                 results[kind] += measured(run(recipe, out, []), out, rounds - 1)  # the last one has a test
-    least = alone * number / min(number, CORES)
-    print(f"\none client's training, alone: {alone:.3f} s; {number} on {CORES} cores: {least:.3f} s\n")
+    least = single * number / min(number, CORES)
+    print(f"\none client's training in one process: {single:.3f} s; {number} on {CORES} cores: {least:.3f} s\n")
     print("| transport | s a round | beyond training | CPU s a round, training taken off | others |")
     print("|---|---|---|---|---|")
     for kind, measures in results.items():
         wall, cpu, others = median(measures)
-        print(f"| {kind} | {wall:.2f} | {wall - least:.2f} | {cpu - number * alone:.2f} | {others} |")
+        print(f"| {kind} | {wall:.2f} | {wall - least:.2f} | {cpu - number * single:.2f} | {others} |")
 
 
 def uploads(*, quick: bool, tiny: bool) -> None:

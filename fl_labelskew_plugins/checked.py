@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 OURS = {"fl_labelskew_plugins", "fl_labelskew_registry"}
 OTHERS = {"torch", "fedml", *OURS, *sys.stdlib_module_names}
-"""Packages of which no frame belongs to a plugin's author."""
+"""Packages with frames that never belong to a plugin's author."""
 SENT = (float32, float64, int64)  # types of tensors that leave a client
 
 

@@ -93,7 +93,7 @@ def _parts(survey: Survey) -> Iterator[str]:
     if number > MAX_CLIENTS:
         order = sorted((k for k in listed if measured.samples[k]), key=lambda k: -measured.hellinger[k])
         listed = order[:MAX_CLIENTS]
-        note = f"\n(listed: the {MAX_CLIENTS} clients whose class shares differ most from the federation's)"
+        note = f"\n(listed: the {MAX_CLIENTS} clients with the class shares that differ most from the federation's)"
     yield f"{title} of {classes}{note}"
     if len(survey.class_names) <= MAX_CLASSES:
         names = [clean(name, 40) for name in survey.class_names]

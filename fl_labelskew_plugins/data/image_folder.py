@@ -41,7 +41,7 @@ class ImageParams(Params):
         "the classes to use; default: all.",
     )
     test_fraction: float = Field(
-        0.2, gt=0, lt=1, description="Fraction of each class to split off for testing, if there is no test part."
+        0.2, gt=0, lt=1, description="Fraction of each class to split off for testing, if the test part is missing."
     )
     on_bad_sample: OnBadSample = Field("stop", description="Treatment of broken images.")
 
@@ -187,7 +187,7 @@ class ImageFolder(Dataset):
         return self.load(data_dir, download=download, seed=None)
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int | None) -> Data:
-        """If there is no test part, split one off, unless ``seed`` is None."""
+        """Split off a missing test part, unless ``seed`` is None."""
         root, groups, train_samples, test_samples = self._parts(data_dir)
         train_samples, test_samples = (
             self.filter_classes(train_samples),
@@ -386,7 +386,7 @@ def class_folders(folder: Path) -> list[str]:
 
 
 def overlap(below: Iterable[Sequence[str]], known: Collection[str]) -> bool:
-    """Whether names ``below`` are classes: one is ``known``, or there are several, of which each folder shares one.
+    """Whether names ``below`` are classes: one is ``known``, or each folder has one in common with another.
 
     >>> overlap([["a", "b"], ["b"]], ()), overlap([["a", "b"], ["c", "d"]], ()), overlap([["a"], ["b"]], ["a"])
     (True, False, True)
@@ -418,7 +418,7 @@ def list_annotated(file: Path) -> LabelledFiles:
 
 
 def nested_class(folder: Path, samples: LabelledFiles) -> str | None:
-    """Find the first class whose images are all in subfolders other than ``images/``."""
+    """Find the first class with images only in subfolders other than ``images/``."""
     below: dict[str, set[str]] = {}
     for path, name in samples:
         inner = os.path.dirname(path)[len(os.path.join(folder, name)) + 1 :]

@@ -138,7 +138,7 @@ class Npz(Dataset):
         )
         layout: Layout = Field("auto", description="Axes of x: auto, nchw, nhwc, or flat (one vector per sample).")
         test_fraction: float = Field(
-            0.2, gt=0, lt=1, description="Fraction of each class to split off if there is no x_test."
+            0.2, gt=0, lt=1, description="Fraction of each class to split off if x_test is missing."
         )
 
     measured = True

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 TEXT, PARQUET = (".csv", ".tsv", ".txt"), (".parquet", ".pq")
 HEAD = 2**16  # characters from which separator and decimal sign are detected
 MAX_COLUMNS = 50_000
-VALID_FILE = ("table", "a UTF-8 file (spreadsheets: CSV UTF-8) whose rows all have as many columns as its first line")
+VALID_FILE = ("table", "a UTF-8 file (spreadsheets: CSV UTF-8) with as many columns in each row as in its first line")
 ROW, CELL = 100, 40  # estimated peak bytes per row with its label, and per other value
 MAX_PACKED = 1000  # maximum ratio of unpacked to packed bytes
 MAX_CATEGORIES = 1000

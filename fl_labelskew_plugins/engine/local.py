@@ -237,6 +237,12 @@ def load(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
         evict(value)
 
 
+def frozen(model: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
+    """The model with these weights, frozen and in eval mode."""
+    load(model.requires_grad_(False), weights)
+    return model.eval()
+
+
 def lend(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Let the model, which must not be trained, use these tensors without a copy."""
     model.load_state_dict(dict(weights), assign=True)

@@ -27,7 +27,7 @@ MULTIPLIER = "privacy_args.noise_multiplier"
 
 @dataclass(frozen=True)
 class SumNoise:
-    """Noise on a sum, of which each client adds a part. Raises LabelSkewError if the ring has too few bits.
+    """Noise on a sum; each client adds a part. Raises LabelSkewError if the ring has too few bits.
 
     Args:
         multiplier: minimum standard deviation of the sum's noise, divided by ``clip``.

@@ -25,7 +25,7 @@ from fl_labelskew_plugins.engine.aggregate import (
     share_of_old,
 )
 from fl_labelskew_plugins.engine.isolation import Unchanged
-from fl_labelskew_plugins.engine.local import LocalResult, closes, load
+from fl_labelskew_plugins.engine.local import LocalResult, closes, frozen
 from fl_labelskew_plugins.engine.ring import Vector
 from fl_labelskew_plugins.engine.sums import VECTOR, Sums, as_vector
 from fl_labelskew_plugins.machine import log
@@ -227,9 +227,7 @@ class Server:
         self.shared = {**shared, **joined(**{OPTIMIZER: sent})}
 
     def _frozen(self, weights: Mapping[str, Tensor]) -> nn.Module:
-        model = copy.deepcopy(self._model).requires_grad_(False)
-        load(model, weights)
-        return model.eval()
+        return frozen(copy.deepcopy(self._model), weights)
 
     def shares(self, sizes: Sequence[int]) -> list[float]:
         """Weight of each client in the mean."""

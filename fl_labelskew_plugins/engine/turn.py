@@ -22,6 +22,7 @@ from fl_labelskew_plugins.engine.local import (
     LocalTrainer,
     TrainingObserver,
     closes,
+    frozen,
     learning_rate,
     load,
     snapshot,
@@ -383,9 +384,7 @@ def _optimizer(trainer: LocalTrainer, rate: float, more: Sequence[nn.Parameter])
 
 
 def _frozen(spares: Iterator[nn.Module], state: Mapping[str, Tensor]) -> nn.Module:
-    spare = next(spares).requires_grad_(False)
-    load(spare, state)
-    return spare.eval()
+    return frozen(next(spares), state)
 
 
 @torch.no_grad()

@@ -126,7 +126,7 @@ def _execute(recipe: Recipe, options: RunOptions, folder: RunFolder, show: Progr
         if error.errno in IRREGULAR and error.filename is not None:
             problem = f"{clean(error.filename, 4096)} cannot be used: {error.strerror}; remove it"
         elif error.errno in FULL:
-            problem = f"run directory {folder.path} can no longer be written: {error.strerror}; free some space"
+            problem = f"run directory {folder.path} cannot be written any more: {error.strerror}; free some space"
         else:
             raise
         raise RunError(f"{problem}; {options.resume_command(folder.path)}") from error

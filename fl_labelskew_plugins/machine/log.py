@@ -72,7 +72,7 @@ def formed(text: str, level: str) -> str:
 
 
 def named(part: str, line: str, level: str) -> str:
-    """Another process's line with its name; ``level``: if it has none."""
+    """Another process's line with its name; ``level``: for lines without one."""
     if form == JSON:
         with contextlib.suppress(ValueError, TypeError):
             return json.dumps({**json.loads(line), "part": part})

@@ -319,6 +319,17 @@ def claims_too_many_samples():
 
 
 @cheat
+def claims_many_test_samples():
+    """To choose the best round by false accuracies."""
+
+    @replaces(sums.Sums, "opened")
+    def opened(self, honest, *args):
+        vector = honest(*args)
+        parts(vector, self.opening.wide)[0][1:2] += np.uint64(5000 << sums.SUMMED)
+        return vector
+
+
+@cheat
 def claims_one_more_sample_in_a_second_opening():
     """After a restart, without its own checks."""
 

@@ -136,8 +136,8 @@ def test_a_run_without_the_host_has_identical_bytes(make_venv, wheels, tmp_path)
     venv = make_venv()
     venv.install(*wheels)
     venv.link_dependencies(without="fedml")
-    alone = venv.run("python", "-c", "import fl_labelskew_plugins; import fedml", check=False)
-    assert alone.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'fedml'"
+    without = venv.run("python", "-c", "import fl_labelskew_plugins; import fedml", check=False)
+    assert without.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'fedml'"
     few = "train_args.comm_round=2"
     venv.run("labelskew", "run", "quickstart", "--set", few, "--run-dir", "alone", cwd=tmp_path)
     start(RunOptions("quickstart", [few], run_dir=tmp_path / "here", quiet=True))

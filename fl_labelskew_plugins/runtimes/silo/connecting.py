@@ -63,11 +63,9 @@ class Trust:
             self.certificate = _shown(self.address, self.tls)
         except ssl.SSLError as error:
             final = _hopeless(str(error))
-            if final and self.connected:
-                return final
-            if final:
+            if final and not self.connected:
                 raise LabelSkewError(f"the server at {self.address}: {final}") from None
-            return "it closes connections"
+            return final or "it closes connections"
         except OSError as error:
             return error.strerror or str(error)
         self.known["fingerprint"] = fingerprint(self.certificate)

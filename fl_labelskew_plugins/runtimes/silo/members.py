@@ -277,8 +277,8 @@ class Poll(Generic[Answer]):
         name: plural name of the answers, for messages.
         least: minimum number of answers; default: the quorum.
         deadline: on ``members.clock``; default: :meth:`.Members.deadline`.
-        settled: clients whose answer was taken, refused or too late.
-        compared_clients: clients whose answer must be compared with all others.
+        settled: clients with an answer that was taken, refused or too late.
+        compared_clients: clients with an answer that must be compared with all others.
     """
 
     members: Members

@@ -55,7 +55,7 @@ class AxisValue(NamedTuple):
 
 @dataclass(frozen=True)
 class Planned:
-    """A run; ``gpus``: numbers, of which it gets one; ``names``: of setting and label in a report."""
+    """A run; ``gpus``: it gets one of these numbers; ``names``: of setting and label in a report."""
 
     name: str
     base: Path

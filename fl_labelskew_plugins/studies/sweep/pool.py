@@ -113,7 +113,7 @@ class Pool:
     """Run processes, ``slots`` at a time within ``bound`` bytes.
 
     A run's estimated memory is the highest ``peak_mb`` on the same data and network. A run without an
-    estimate runs alone until it has finished a round.
+    estimate is the only one until it has finished a round.
     """
 
     all: Sequence[Planned]

@@ -96,7 +96,7 @@ def test_of_many_clients_the_most_and_least_skewed_are_listed():
     counts[1234, 7] = 900
     survey = Survey("many", [f"writer {k}" for k in range(3500)], [str(c) for c in range(62)], counts)
     title, measures, overall, *_ = text(survey).split("\n\n")
-    assert "(listed: the 20 clients whose class shares differ most" in title
+    assert "(listed: the 20 clients with the class shares that differ most" in title
     rows = [line for line in measures.splitlines() if line.startswith("writer")]
     assert len(rows) == 20
     assert rows[0].startswith("writer 1234 ")

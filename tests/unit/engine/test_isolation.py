@@ -150,12 +150,12 @@ class Changes(Plain):
 
 def test_a_client_s_turn_does_not_change_the_next_one_s():
     shared = {"centre": torch.zeros(2)}
-    alone, made = fit(make(Changes()), shared=shared), make(Changes())
+    separate, made = fit(make(Changes()), shared=shared), make(Changes())
     with pytest.raises(ValueError, match="after all"):
         fit(made, 0, shared=shared)
     after = fit(made, shared=shared)
-    assert all(torch.equal(value, after.upload[name]) for name, value in alone.upload.items())
-    assert alone.loss_terms == after.loss_terms
+    assert all(torch.equal(value, after.upload[name]) for name, value in separate.upload.items())
+    assert separate.loss_terms == after.loss_terms
     assert after.state["centre"].tolist() == shared["centre"].tolist() == [0, 0]
 
 
@@ -175,8 +175,8 @@ def test_an_opening_does_not_change_the_next_one():
     made, other = make(Opens()), make(Opens())
     before, drawn = snapshot(made.trainer.model), torch.get_rng_state()
     made.opening(0)
-    after, alone = made.opening(1).tensors, other.opening(1).tensors
-    assert all(torch.equal(after[name], alone[name]) for name in ("sum", "drawn"))
+    after, separate = made.opening(1).tensors, other.opening(1).tensors
+    assert all(torch.equal(after[name], separate[name]) for name in ("sum", "drawn"))
     assert all(torch.equal(value, before[name]) for name, value in made.trainer.model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), drawn)
 

@@ -86,7 +86,7 @@ def test_a_path_is_relative_to_the_table(tmp_path):
 )  # fmt: skip
 def test_a_mistake_is_one_line_with_its_place(text, line):
     found = mistakes(lambda: read(text))
-    assert any(told.startswith("mine.yaml: ") and line in told for told in found), found
+    assert any(one.startswith("mine.yaml: ") and line in one for one in found), found
 
 
 def test_values_stay_in_the_comment():

@@ -67,7 +67,7 @@ class Attempt:
     def threshold(self, ranks: Collection[int]) -> int:
         """Number of these silos that must stay to the end.
 
-        Raises SecureError for too few silos, or so many that the server could open two sums of them.
+        Raises SecureError for too few silos, or so many that the server could open two sums.
 
         >>> Attempt("", 0, 0, 32, 1, Sizes(at_least=4, at_most=5, federation=8)).threshold([1, 2, 3, 4, 8])
         4

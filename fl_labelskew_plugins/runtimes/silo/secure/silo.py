@@ -173,7 +173,7 @@ class SiloRound:
         return {dealer: share.to_bytes(masks.SECRET, "big") for dealer, share in given.items()}
 
     def _begin(self, step: str) -> None:
-        if STEPS[self._done : self._done + 1] != (step,):
+        if self._done == len(STEPS) or STEPS[self._done] != step:
             raise self.attempt.error(f"the server requested the step {step} out of order; each step runs once")
         self._done += 1
 

@@ -659,6 +659,26 @@ def test_a_silo_refuses_unexpected_messages_of_a_server(start, sent, reason):
         silo.transport.stop_receive_message()
 
 
+def test_a_silo_reads_no_more_while_many_messages_wait(start):
+    """Otherwise a server could fill the memory of a silo during its training."""
+    verdict = b"".join(wire.encode(int(Kind.VERDICT), 0, 1, 0, {"taken": True}, {}))
+
+    def handle(requests, context):
+        context.send_initial_metadata(((TAKEN, "1"),))
+        next(requests)
+        yield from [verdict] * 100
+        next(requests, None)
+
+    with impostor(handle) as address:
+        silo = start.silo(address)
+        arrived = silo.transport.arrived
+        wait_until(lambda: arrived.qsize() > QUEUED)
+        time.sleep(0.5)
+        assert arrived.qsize() <= QUEUED + 1
+        silo.wait(Kind.VERDICT, 100)
+        silo.transport.stop_receive_message()
+
+
 def test_a_silo_does_not_wait_for_another_service(start):
     server = grpc.server(DaemonThreads())
     port = server.add_insecure_port("127.0.0.1:0")

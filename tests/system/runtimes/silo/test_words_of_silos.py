@@ -190,6 +190,15 @@ def test_fields_of_messages_from_the_server(client):
         assert "Traceback" not in line
 
 
+def test_a_round_after_the_last_one_is_refused_before_it_is_recorded(client, monkeypatch):
+    """Otherwise a silo would refuse all smaller rounds of the run."""
+    recorded = []
+    monkeypatch.setattr(client.answers, "asked", lambda *given: recorded.append(given))
+    assert failure(client, good(Kind.WELCOME, 0, meta=client.welcome)) is None
+    assert "round is 1000000000 at the server" in failure(client, good(Kind.TRAIN, 0, 10**9, TRAIN, MODEL))
+    assert recorded == []
+
+
 def test_hello_names_the_round_of_an_open_answer(client):
     """A resumed server requests an upload that an earlier one had; if it is lost, the server requests it again."""
     weights = MODEL | {"shared/prior": torch.full((10,), 0.1)}

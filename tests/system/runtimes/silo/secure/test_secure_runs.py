@@ -169,6 +169,13 @@ def test_a_silo_that_claims_too_many_samples(secure):
     killed(*silos)
 
 
+def test_more_test_than_training_samples_cause_a_warning(secure):
+    federation = secure(*TWO_ROUNDS)
+    server, silos = federation.server(), [*federation.silos(1, 2), federation.silo(3, cheat="claims_many_test_samples")]
+    finished(server, *silos)
+    assert re.search(r"warning: the silos report 5\d\d\d test samples and only 1438 training samples", server.text)
+
+
 PER_CLIENT = [*FOUR, "validation_args.per_client=true"]
 POOLED, SAMPLES = "client_accuracy_pooled", "client_test_samples"
 
