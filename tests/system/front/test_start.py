@@ -212,7 +212,7 @@ def test_resuming_a_finished_run_changes_nothing(finish, undisturbed):
 def test_a_full_disk_is_one_line_and_the_run_can_be_resumed(finish, undisturbed, tmp_path, largest):
     code, _, err = finish(tmp_path, write(tmp_path), "--run-dir", "run", largest=largest, environment=DRAWN)
     assert code == 1
-    says = r"error: run directory run can no longer be written: .*; free some space; to resume: labelskew run .*\n"
+    says = r"error: run directory run cannot be written any more: .*; free some space; to resume: labelskew run .*\n"
     assert re.fullmatch(says, err)
     if largest == 5_000:  # not even the pictures and the recipe were there
         return
