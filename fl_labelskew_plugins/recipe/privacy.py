@@ -56,7 +56,7 @@ def leaving(recipe: Recipe, samples: int, least: int) -> Leaving:
         if kind == "weights":
             upload.append(_on_weights(recipe, least))
         elif OPENING in cause:
-            opening.append(on_counts(*count_noise(recipe), samples) if kind == "counts" else Noise(cause))
+            opening.append(on_counts(*count_noises(recipe)[0], samples) if kind == "counts" else Noise(cause))
         elif cause in IN_HELLO and not recipe.comm.secure_aggregation:  # then these are parts of each sum
             hello.append(Noise(cause))
         else:
@@ -68,11 +68,11 @@ def leaving(recipe: Recipe, samples: int, least: int) -> Leaving:
 def fewest_opened(recipe: Recipe) -> int:
     """Minimum number of clients in the opening sum: as many may be missing as in a round.
 
-    All, if the method's opening has no noise: a second run without one client would reveal that client's part.
+    All, if the method has an opening: without noise, a second run without one client would reveal that client's part.
+    Silos choose their own noise, and all must agree on this number.
     """
     every, per_round = recipe.train.client_num_in_total, recipe.train.clients_per_round
-    exact = any(noise.kind == "none" for noise in leaving(recipe, 1, 1).opening)
-    return every if exact else every - per_round + fewest_summed(recipe)
+    return every if recipe.method.uses("opening") else every - per_round + fewest_summed(recipe)
 
 
 def on_counts(scale: float, kind: NoiseKind, samples: int) -> Noise:
@@ -111,11 +111,14 @@ def reported_accuracy(recipe: Recipe) -> str:
     return f"silos' accuracy: {at_server}; each silo's own accuracy is in its folder"
 
 
-def count_noise(recipe: Recipe) -> tuple[float, Any]:
-    """Scale (0: none) and kind of the least noise on class counts of the methods that send them in an opening."""
+def count_noises(recipe: Recipe) -> list[tuple[float, Any]]:
+    """Scale (0: none) and kind of the noise on class counts, least first, of each method that sends them in an opening.
+
+    Without such a method, one without noise.
+    """
     sending = [one.params for one in methods(recipe) if one.uses("opening") and "counts" in one.sends.values()]
     noise = [(float(getattr(p, "count_noise", 0)), getattr(p, "count_noise_type", "laplace")) for p in sending]
-    return min(noise, default=(0.0, "laplace"))
+    return sorted(noise) or [(0.0, "laplace")]
 
 
 def refused(recipe: Recipe) -> Iterator[tuple[str, str]]:

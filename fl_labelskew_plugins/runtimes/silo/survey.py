@@ -17,7 +17,7 @@ from fl_labelskew_plugins.ledgers.privacy import SpentError
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.methods.fedshift import noisy_counts
-from fl_labelskew_plugins.recipe.privacy import count_noise, on_counts
+from fl_labelskew_plugins.recipe.privacy import count_noises, on_counts
 from fl_labelskew_plugins.runtimes.silo.client import Answers, SiloClient
 from fl_labelskew_plugins.runtimes.silo.facts import Facts
 from fl_labelskew_plugins.runtimes.silo.guard import PolicyError
@@ -150,7 +150,7 @@ class SurveyAnswers(Answers):
     def _answer(self, message: Message) -> None:
         silo = self.silo
         seed = own = silo.seed()
-        scale, kind = count_noise(silo.recipe)
+        scale, kind = count_noises(silo.recipe)[-1]  # a part without noise, such as feddisco, sends no class counts
         least, wanted = (0.0, "") if silo.guard is None else silo.guard.policy.least_noise("count_noise")
         if least > scale or wanted not in ("", kind):
             scale, kind = max(least, scale), wanted or kind

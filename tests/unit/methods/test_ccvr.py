@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 import torch
 from fl_labelskew_registry.contracts import Total
@@ -68,12 +70,19 @@ def test_a_classifier_that_neglects_classes_is_repaired(world):
     assert method.after_aggregation(weights, world.server()) is weights
 
 
-def test_sums_of_another_round_or_incomplete_sums_change_nothing(world, capsys):
+def test_sums_of_another_round_or_wrong_sums_change_nothing(world, capsys):
     sums = {"sums": torch.eye(2), "squares": torch.stack([torch.eye(2)] * 2), "counts": torch.tensor([5, 5])}
     kept = {"prior": torch.ones(2)}
     assert CCVR().combine(Total(sums, 2), kept) == kept
     assert CCVR().combine(Total({"squares": sums["squares"]}, 2, closing=True), kept) == kept
     assert "CCVR: no sums in the closing exchange; the classifier stays as it is" in capsys.readouterr().err
+    federation = dataclasses.replace(world.federation, num_samples=9)
+    for counts in ([5, 5], [10, -1]):
+        wrong = {**sums, "counts": torch.tensor(counts)}
+        assert CCVR().combine(Total(wrong, 2, closing=True, federation=federation), kept) == kept
+        assert "the counts in the closing exchange are negative, or more than all" in capsys.readouterr().err
+    right = {**sums, "counts": torch.tensor([5, 4])}
+    assert CCVR().combine(Total(right, 2, closing=True, federation=federation), kept).keys() == {*kept, *right}
 
 
 def test_a_class_that_no_client_holds_is_not_trained(world):

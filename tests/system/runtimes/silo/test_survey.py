@@ -92,6 +92,12 @@ def test_the_larger_noise_of_policy_and_method_applies(silo):
     assert [answer(made).meta["count_noise"] for made in (more, less)] == [5.0, 3.0]
 
 
+def test_a_part_that_sends_no_class_counts_does_not_remove_the_noise(silo):
+    made = silo("method_args.method=fedshift+feddisco", "method_args.fedshift.count_noise=4")
+    assert answer(made).meta == {"count_noise": 4.0}
+    assert not torch.equal(counts(made), torch.from_numpy(made.data.counts))
+
+
 def test_hello_contains_no_exact_counts(silo):
     made = silo("train_args.proxy_aggregation=class")
     assert "counts" not in made.transport.hello().meta

@@ -94,6 +94,17 @@ def test_the_same_bits_as_in_one_process(secure, sp_weights, overrides):
     assert "sizes" not in (federation.run_dir / "opened.json").read_text()
 
 
+def test_silos_choose_noise_on_their_class_counts(secure):
+    """They agree on the number of silos in the opening sum all the same."""
+    federation = secure(*FOUR, *NOISE[1:], *TWO_ROUNDS, "comm_args.secure_threshold=3")
+    with federation.recipe.open("a") as recipe:
+        recipe.write("client_specific_args: {data_silo_config: [north.yaml, south.yaml, east.yaml, west.yaml]}\n")
+    for name, noise in (("north", 4), ("south", 4), ("east", 2), ("west", 0)):
+        (federation.folder / f"{name}.yaml").write_text(f"method_args: {{count_noise: {noise}}}")
+    finished(federation.server(), *federation.silos(1, 2, 3, 4))
+    assert left_out(federation) == [[], []]
+
+
 @pytest.mark.parametrize(("step", "added", "lost"), [("mask", [1, 2, 3], [4]), ("reveal", [1, 2, 3, 4], [])])
 def test_a_silo_killed_at_a_step(secure, step, added, lost):
     """The round continues with the others; if its vector has arrived, the silo is in the sum."""
