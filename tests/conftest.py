@@ -178,24 +178,27 @@ def fashion_mnist(tmp_path_factory):
     return f"data_args.data_cache_dir={folder}"
 
 
-@contextlib.contextmanager
-def drawn():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("FL_LABELSKEW_PICTURES", "yes")
-        yield
-
-
-@pytest.fixture(scope="session")
-def drawing():
-    """In its context, ``with drawing():``, runs draw their pictures; for fixtures of a module."""
-    return drawn
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty folder, which is the working folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
 @pytest.fixture
-def pictures():
+def pictures(monkeypatch):
     """Runs of this test draw their pictures."""
-    with drawn():
-        yield
+    monkeypatch.setenv("FL_LABELSKEW_PICTURES", "yes")
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """Pictures as they are saved."""
+    from fl_labelskew_plugins import plots
+
+    made = []
+    monkeypatch.setattr(plots, "save", lambda picture, path, *dpi: made.append(picture))
+    return made
 
 
 NUMBERS = itertools.count()
@@ -265,11 +268,11 @@ class Process:
 
 
 class Forker:
-    """See forker.py; every process that it starts has these variables, too."""
+    """See forker.py."""
 
-    def __init__(self, **environment):
+    def __init__(self):
         reports, theirs = os.pipe()
-        self.environment = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg", **environment}
+        self.environment = {**os.environ, "OMP_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
         if "coverage" in sys.modules and sys.modules["coverage"].Coverage.current() is not None:
             self.environment["MEASURED"] = str(ROOT / "pyproject.toml")
         script = HELPERS / "forker.py"
@@ -362,21 +365,10 @@ class Forker:
 
 
 @pytest.fixture(scope="session")
-def make_forker():
-    made = []
-
-    def make(**environment):
-        made.append(Forker(**environment))
-        return made[-1]
-
-    yield make
-    for started in made:
-        started.stop()
-
-
-@pytest.fixture(scope="session")
-def forker(make_forker):
-    return make_forker()
+def forker():
+    started = Forker()
+    yield started
+    started.stop()
 
 
 @pytest.fixture

@@ -10,10 +10,3 @@ def _digits_are_unpacked_once():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(np, "loadtxt", functools.cache(np.loadtxt))
         yield
-
-
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    """An empty folder, which is the working folder."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path

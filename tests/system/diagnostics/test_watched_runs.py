@@ -1,6 +1,5 @@
 """Diagnostics of real runs: identical results, continuation after a kill, and refusals."""
 
-import contextlib
 import json
 import shutil
 from typing import get_args
@@ -36,7 +35,7 @@ FLAT = [name for name in get_args(DiagnosticName) if name != "feature_sphere"]
 
 
 @pytest.fixture(scope="module")
-def go(tmp_path_factory, drawing):
+def go(tmp_path_factory):
     """Run the base recipe with overrides, without or with pictures; returns the run's folder."""
     folder = tmp_path_factory.mktemp("runs")
     path = folder / "base.yaml"
@@ -46,7 +45,8 @@ def go(tmp_path_factory, drawing):
     def go(*overrides, names=(), out=None, pictures=False):
         out = out or folder / f"run{next(count)}"
         asked = [f"tracking_args.diagnostics=[{', '.join(names)}]"] if names else []
-        with drawing() if pictures else contextlib.nullcontext():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("FL_LABELSKEW_PICTURES", "yes" if pictures else "no")
             start.start(RunOptions(path, [*overrides, *asked], run_dir=out, quiet=True))
         return out
 

@@ -22,8 +22,9 @@ RECIPE = DIGITS | {"method_args": {"method": "map"}}
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory, drawing):
-    with drawing():
+def finished(tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FL_LABELSKEW_PICTURES", "yes")
         return fl.run(fl.load(RECIPE), tmp_path_factory.mktemp("runs") / "out", quiet=True)
 
 

@@ -53,14 +53,6 @@ def runs(tmp_path_factory):
     return path
 
 
-@pytest.fixture
-def drawn(monkeypatch):
-    """Pictures as they are saved."""
-    made = []
-    monkeypatch.setattr(plots, "save", lambda picture, path, *dpi: made.append(picture))
-    return made
-
-
 def test_curves_are_means_over_clients_and_then_over_seeds(runs, tmp_path, drawn):
     call("report", runs, "--plot", tmp_path / "a.pdf", "--diagnostic", "client_drift")
     (picture,) = drawn

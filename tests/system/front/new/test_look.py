@@ -23,15 +23,8 @@ def test_folders_of_classes(own):
     seen = look(own / "tree")
     hospitals = ["St. Mary's", "north", "south"]
     assert (seen.classes, seen.groups, seen.samples) == (CLASSES, hospitals, 45)  # the training parts'
-
-
-def test_folders_of_hospitals_are_recognised_like_in_a_run(tmp_path):
-    for name in ("north/train/a", "north/train/b", "south/train/a"):
-        picture(tmp_path / name / "0.png", 20)
-    (tmp_path / ".cache" / "train").mkdir(parents=True)
-    assert look(tmp_path).groups == ["north", "south"]
-    picture(tmp_path / "west" / "a" / "0.png", 20)
-    assert "train/ is missing in west, but exists in north; use <group>/train/" in message(lambda: look(tmp_path))
+    line = message(lambda: look(own / "flat", "class"))
+    assert line == "--label: is for tables, and these data are not a table; use neither"
 
 
 @pytest.mark.parametrize(
@@ -52,13 +45,6 @@ def test_a_broken_picture_is_skipped(tmp_path):
     for name in "ab":
         (tmp_path / name / "0.png").write_text("none")
     assert message(lambda: look(tmp_path)).endswith("none of the sampled pictures can be opened; use valid pictures")
-
-
-def test_a_table_next_to_folders_of_pictures_is_not_the_data(tmp_path):
-    for name in "ab":
-        picture(tmp_path / name / "0.png", 40)
-    (tmp_path / "notes.csv").write_text("a,label\n1,2\n")
-    assert look(tmp_path).dataset == "image_folder"
 
 
 def test_an_archive(own):
@@ -119,15 +105,8 @@ def test_unclear_columns_of_a_table_are_asked_for(table, tmp_path):
     [
         (lambda path: path.with_name("none"), "does not exist; use a folder of pictures, an .npz file, or a CSV"),
         (lambda path: path.write_text("x") and path, "is neither folder, archive nor table; use a folder of pictures"),
-        (lambda path: path.mkdir() or path, "has no class folders; use <class>/<image>"),
         (lambda path: picture(path / "a" / "0.png", 9) or path, "has only one class (a); use data with at least two"),
-        (lambda path: picture(path / "a" / "b" / "0.png", 9) or path, "contains folders (b) but no images, so a"),
     ],
 )
 def test_invalid_data_are_one_line(tmp_path, make, says):
     assert says in message(lambda: look(make(tmp_path / "data")))
-
-
-def test_columns_are_only_for_tables(own):
-    line = message(lambda: look(own / "flat", "class"))
-    assert line == "--label: is for tables, and these data are not a table; use neither"

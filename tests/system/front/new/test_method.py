@@ -11,12 +11,6 @@ from commands import call, errors
 FILES = {"README.md", "labelskew_my_loss.py", "my_loss_digits.yaml", "pyproject.toml", "test_my_loss.py"}
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def test_the_method_is_the_example_under_a_new_name(here):
     assert "labelskew-my_loss: README.md" in call("new", "method", "my_loss").output
     folder = here / "labelskew-my_loss"
