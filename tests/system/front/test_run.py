@@ -28,22 +28,30 @@ def finished(tmp_path_factory):
         return fl.run(fl.load(RECIPE), tmp_path_factory.mktemp("runs") / "out", quiet=True)
 
 
-class _Stops:
-    """A callback that draws, and ends the run."""
+class Ends:
+    """A callback that draws, and ends the run after its first round."""
+
+    def __init__(self, error=KeyboardInterrupt):  # as Ctrl-C
+        self.error = error
 
     def on_round(self, run, line):
         random.random(), np.random.rand(), torch.rand(1)
         torch.set_num_threads(torch.get_num_threads() + 1)
-        raise ZeroDivisionError
+        self.seen = (run.folder, line["round"], len(run.metrics))
+        raise self.error
 
 
 @pytest.mark.parametrize("host", ["none", pytest.param("fedml", marks=pytest.mark.host)])
 def test_run_restores_the_callers_generators_and_threads(tmp_path, host):
     random.seed(5), np.random.seed(5), torch.manual_seed(5)
     before, threads = (random.getstate(), np.random.get_state(), torch.get_rng_state()), torch.get_num_threads()
-    fl.run(RECIPE, tmp_path / "whole", quiet=True, host=host)
-    with pytest.raises(ZeroDivisionError):
-        fl.run(RECIPE, tmp_path / "stopped", quiet=True, host=host, callbacks=[_Stops()])
+    whole, error = fl.run(RECIPE, tmp_path / "whole", quiet=True, host=host), LookupError("enough")
+    with pytest.raises(LookupError) as caught:
+        fl.run(RECIPE, tmp_path / "stopped", quiet=True, host=host, callbacks=[Ends(error)])
+    assert caught.value is error
+    assert caught.value.__context__ is None  # nothing of ours went wrong on its way
+    resumed = fl.load_run(tmp_path / "stopped").resume(quiet=True)
+    assert (resumed.folder / "metrics.jsonl").read_bytes() == (whole.folder / "metrics.jsonl").read_bytes()
     assert random.getstate() == before[0]
     assert all(np.array_equal(a, b) for a, b in zip(np.random.get_state(), before[1], strict=True))
     assert torch.equal(torch.get_rng_state(), before[2])
@@ -57,13 +65,6 @@ def test_simulate_sets_threads_only_within_rounds(tmp_path, monkeypatch):
     assert [torch.get_num_threads() for _ in loop] == [before] * 2
     assert json.loads((tmp_path / "run" / "environment.json").read_text())["threads"] == before + 1
     assert (at_the_end, torch.get_num_threads()) == ([before + 1], before)
-
-
-def test_importing_the_package_imports_nothing_heavy():
-    """See test_processes.py."""
-    assert {"load", "run", "load_run", "Run", "Recipe"} <= set(dir(fl))
-    with pytest.raises(AttributeError, match="no attribute 'lod'"):
-        _ = fl.lod
 
 
 def test_a_recipe_from_a_mapping_with_changes():
@@ -114,6 +115,8 @@ def test_open_is_deprecated(finished):
     with pytest.warns(DeprecationWarning, match=r"fl\.open is now fl\.load_run"):
         assert fl.open(finished.folder).folder == finished.folder
     assert "open" not in fl.__all__
+    with pytest.raises(AttributeError, match="no attribute 'lod'"):
+        _ = fl.lod
 
 
 def test_a_notebook_shows_text_and_pictures_with_cleaned_names(finished):
@@ -131,17 +134,6 @@ def test_a_notebook_shows_text_and_pictures_with_cleaned_names(finished):
     recipe.write_text(kept)
 
 
-class Ends:
-    """Ends a run after its first round, as Ctrl-C does."""
-
-    def __init__(self, error=KeyboardInterrupt):
-        self.error = error
-
-    def on_round(self, run, line):
-        self.seen = (run.folder, line["round"], len(run.metrics))
-        raise self.error
-
-
 def test_a_run_interrupted_by_a_callback_resumes_with_identical_results(finished, tmp_path):
     callback = Ends()
     with pytest.raises(KeyboardInterrupt, match="interrupted after 1 of 2 rounds; to resume: labelskew run --resume"):
@@ -155,25 +147,6 @@ def test_a_run_interrupted_by_a_callback_resumes_with_identical_results(finished
     whole = cut.resume(quiet=True)
     for name in ("metrics.jsonl", "model.safetensors"):
         assert (whole.folder / name).read_bytes() == (finished.folder / name).read_bytes()
-
-
-def test_an_error_of_a_callback_is_raised_and_the_run_can_be_resumed(finished, tmp_path):
-    error = LookupError("enough")
-    with pytest.raises(LookupError, match="enough") as caught:
-        fl.run(RECIPE, tmp_path / "cut", callbacks=[Ends(error)], quiet=True)
-    assert caught.value is error
-    assert caught.value.__context__ is None  # nothing of ours went wrong on its way
-    whole = fl.load_run(tmp_path / "cut").resume(quiet=True)
-    assert (whole.folder / "metrics.jsonl").read_bytes() == (finished.folder / "metrics.jsonl").read_bytes()
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.head = nn.Linear(64, 10)
-
-    def forward(self, x):
-        return self.head(x.flatten(1))
 
 
 class Louder(Method):
@@ -192,7 +165,7 @@ def objects():
     torch.manual_seed(0)
     parts = [np.flatnonzero(y[:1500] % 5 == k) for k in range(5)]
     return {
-        "model": Net(),
+        "model": nn.Sequential(nn.Flatten(), nn.Linear(64, 10)),
         "dataset": ((x[:1500], y[:1500]), (x[1500:], y[1500:])),
         "method": Louder(),
         "partition": parts,
@@ -205,7 +178,7 @@ def check_reading_without_objects(run, objects):
     assert (alone.accuracy, alone.summary, repr(alone)) == (run.accuracy, run.summary, repr(run))
     assert alone.partition.equals(run.partition)
     needs_model = (
-        r"out: missing Python objects of this run: model \(Net, 650 parameters, shapes .*\); give the same objects, in "
+        r"out: missing Python objects of this run: model \(Sequential, 650 parameters, shapes .*\); give the same objects, in "
         r"Python: fl.load_run\('.*out', model=...\){}; to load only its weights: safetensors.torch.load_file\('.*{}'\)"
     )
     with pytest.raises(LabelSkewError, match=needs_model.format(".model", "model.safetensors")):
@@ -214,26 +187,26 @@ def check_reading_without_objects(run, objects):
         alone.predict(np.zeros((1, 1, 8, 8), np.float32), best=True)
     for then, use in ((".resume()", alone.resume), (".recipe", lambda: alone.recipe)):
         line = message(use)
-        assert re.search(r"objects of this run: model \(Net.*dataset \(.*method \(.*partition", line)
+        assert re.search(r"objects of this run: model \(Sequential.*dataset \(.*method \(.*partition", line)
         given = "model=..., dataset=..., method=..., partition=..."
         assert line.endswith(f"fl.load_run({str(run.folder)!r}, {given}){then}")
     with pytest.raises(LabelSkewError, match=r"missing .*: dataset .*, model=..., dataset=..., method=..., partition="):
         fl.load_run(run.folder, model=objects["model"]).resume()
     with_model = fl.load_run(run.folder, model=objects["model"])
-    assert torch.equal(with_model.model.head.weight, run.model.head.weight)
+    assert torch.equal(with_model.model[1].weight, run.model[1].weight)
     assert len(with_model.predict(objects["dataset"][1][0][:3])) == 3
 
 
 def test_objects_are_recorded_and_required_to_resume(objects, tmp_path):
-    before = objects["model"].head.weight.clone()
+    before = objects["model"][1].weight.clone()
     run = fl.run(RECIPE, tmp_path / "out", **objects, quiet=True)
-    assert torch.equal(objects["model"].head.weight, before)
-    assert type(run.model) is Net
-    assert not torch.equal(run.model.head.weight, before)
+    assert torch.equal(objects["model"][1].weight, before)
+    assert type(run.model) is nn.Sequential
+    assert not torch.equal(run.model[1].weight, before)
     assert run.partition.to_numpy()[2].nonzero()[0].tolist() == [2, 7]
     record = json.loads((run.folder / "environment.json").read_text())["objects"]
     assert record.keys() == {"model_args", "data_args", "method_args", "partition_args"}
-    with pytest.raises(LabelSkewError, match=r"model was Net, .* in this run, got Linear, 650 parameters"):
+    with pytest.raises(LabelSkewError, match=r"model was Sequential, .* in this run, got Linear, 650 parameters"):
         fl.load_run(run.folder, model=nn.Linear(64, 10))
     assert repr(fl.load_run(run.folder, **objects)) == repr(run)
     check_reading_without_objects(run, objects)
@@ -317,7 +290,7 @@ def test_a_users_loop_gives_the_same_run(finished, tmp_path):
 def test_an_unfinished_loop_is_resumed_as_a_run(objects, finished, tmp_path):
     federation = fl.simulate(RECIPE, tmp_path / "left", model=objects["model"])
     next(iter(federation))
-    assert type(federation.model) is Net
+    assert type(federation.model) is nn.Sequential
     run = fl.load_run(tmp_path / "left", model=objects["model"]).resume(quiet=True)
     assert run.finished
     with pytest.raises(LabelSkewError, match=r"MPI: fl\.simulate runs in one process; use sp"):

@@ -46,11 +46,7 @@ def start(forker, tmp_path_factory):
 @pytest.fixture(scope="module")
 def finish(start):
     """The same until it ends: exit code and output."""
-
-    def finish(folder, *arguments, **more):
-        return ended(start(folder, *arguments, **more))
-
-    return finish
+    return lambda *arguments, **more: ended(start(*arguments, **more))
 
 
 def ended(process):
@@ -131,16 +127,11 @@ def test_a_killed_run_resumes_with_identical_results(start, finish, undisturbed,
 
 
 def test_going_back_to_a_round_gives_identical_results(finish, undisturbed, tmp_path):
-    """Twice: within a run that stopped, and in one that was over."""
     keep = ("--set", "tracking_args.keep_checkpoints=3", "--set", "tracking_args.checkpoint_every=2")
     code, _, err = finish(tmp_path, write(tmp_path), "--run-dir", "run", *keep)
     assert (code, err) == (0, "")
     run = tmp_path / "run"
-    assert sorted(f.name for f in (run / "checkpoint").glob("*.s*")) == [
-        "latest.safetensors", "round000004.safetensors", "round000006.safetensors",
-    ]  # fmt: skip
-    (run / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text().replace("accuracy", "spoilt"))
-    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    lines = (run / "metrics.jsonl").read_text().replace("accuracy", "spoilt").splitlines(keepends=True)
     whole = (undisturbed[0] / "metrics.jsonl").read_text().splitlines(keepends=True)
     (run / "metrics.jsonl").write_text("".join([*whole[:4], *lines[4:]]))
     code, out, err = finish(tmp_path, "--resume", "run", "--from-round", "4", *keep)
@@ -151,11 +142,10 @@ def test_going_back_to_a_round_gives_identical_results(finish, undisturbed, tmp_
     assert (run / "abandoned-1" / "model.safetensors").exists()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interruption_leaves_a_checkpoint_and_one_message(start, finish, undisturbed, tmp_path, number):
+def test_an_interruption_leaves_a_checkpoint_and_one_message(start, finish, undisturbed, tmp_path):
     process = start(tmp_path, write(tmp_path), "--run-dir", "run")
     wait_for_rounds(tmp_path / "run", 4, process)
-    process.kill(number)
+    process.kill(signal.SIGINT)
     code, _, err = ended(process)
     assert code == 130, err
     lines = err.splitlines()
@@ -187,25 +177,6 @@ def test_a_closed_terminal_leaves_a_checkpoint(tmp_path):
     lines = file.read_text().splitlines()
     fl.load_run(tmp_path / "run").resume(comm_round=len(lines) + 1, quiet=True)
     assert file.read_text().splitlines()[:-1] == lines
-
-
-def test_a_running_run_cannot_be_resumed(start, finish, tmp_path):
-    process = start(tmp_path, write(tmp_path, rounds=9999), "--run-dir", "run")
-    wait_for_rounds(tmp_path / "run", 2, process)
-    code, out, err = finish(tmp_path, "--resume", "run")
-    process.kill()
-    assert (code, out) == (2, "")
-    holder = f"process {process.pid} is writing this run already"
-    assert err == f"error: run: {holder}; wait until it has ended, or use another folder\n"
-
-
-def test_resuming_a_finished_run_changes_nothing(finish, undisturbed):
-    run, _ = undisturbed
-    before = (run / "summary.json").read_bytes()
-    code, out, _ = finish(run.parent, "--resume", run)
-    assert code == 0
-    assert "all 8 rounds are done already" in out
-    assert (run / "summary.json").read_bytes() == before
 
 
 @pytest.mark.parametrize("largest", [5_000, 40_000])
@@ -258,10 +229,3 @@ def test_a_mistake_is_one_line_and_exit_code_2(undisturbed, tmp_path, words):
     assert len(result.stderr.splitlines()) == 1
     assert words in result.stderr
     assert not (tmp_path / "runs").exists()
-
-
-def test_divergence_is_one_line_and_exit_code_1(finish, tmp_path):
-    recipe = write(tmp_path, "fedavg")
-    code, _, err = finish(tmp_path, recipe, "--run-dir", "run", "--set", "train_args.learning_rate=1.0e+30")
-    assert code == 1
-    assert re.fullmatch(r"error: round 1: upload of client \d: \S+ is not finite, training diverged; .*\n", err)

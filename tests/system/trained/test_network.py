@@ -112,23 +112,15 @@ def test_a_trained_network_needs_no_pretrained_weights(tmp_path):
     assert all(torch.equal(value, built[name]) for name, value in weights.items())
 
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.head = nn.Linear(64, 10)
-
-    def forward(self, x):
-        return self.head(x.flatten(1))
-
-
 def test_a_users_module_is_named_and_required(tmp_path):
-    first = fl.run(fl.load(DIGITS, {"train_args.comm_round": 1}), tmp_path / "run", model=Net(), quiet=True)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    first = fl.run(fl.load(DIGITS, {"train_args.comm_round": 1}), tmp_path / "run", model=network, quiet=True)
     said = model_file.read_metadata(tmp_path / "run" / "model.safetensors")
     assert said.network is None
-    assert said.module.startswith("Net, 650 parameters, shapes ")
+    assert said.module.startswith("Sequential, 650 parameters, shapes ")
     (line,) = errors("predict", tmp_path / "run", tmp_path)
-    assert "its network was an object (Net, 650 parameters" in line
-    run = fl.load_run(tmp_path / "run", model=Net())
+    assert "its network was an object (Sequential, 650 parameters" in line
+    run = fl.load_run(tmp_path / "run", model=network)
     x = torch.rand(3, 1, 8, 8)
     with torch.no_grad():
         expected = torch.softmax(first.model((x - 0.3053) / 0.3761), 1).max(1)
