@@ -178,8 +178,8 @@ def check_reading_without_objects(run, objects):
     assert (alone.accuracy, alone.summary, repr(alone)) == (run.accuracy, run.summary, repr(run))
     assert alone.partition.equals(run.partition)
     needs_model = (
-        r"out: missing Python objects of this run: model \(Sequential, 650 parameters, shapes .*\); give the same objects, in "
-        r"Python: fl.load_run\('.*out', model=...\){}; to load only its weights: safetensors.torch.load_file\('.*{}'\)"
+        r"out: missing Python objects of this run: model \(Sequential, 650 parameters, shapes .*\); give the same "
+        r"objects, in Python: fl.load_run\('.*out', model=...\){}; to load only its weights: safetensors.torch.load_file\('.*{}'\)"
     )
     with pytest.raises(LabelSkewError, match=needs_model.format(".model", "model.safetensors")):
         _ = alone.model

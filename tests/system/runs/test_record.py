@@ -62,25 +62,16 @@ def test_confusion_matrix_is_that_of_the_final_model(whole):
     assert sum(counted[c, c] for c in range(10)) / len(labels) == pytest.approx(run.summary["final_accuracy"])
 
 
-def test_confusion_matrix_of_a_run_resumed_after_its_last_round(whole, tmp_path, pictures):
-    run, _ = whole
-    folder = shutil.copytree(run.folder, tmp_path / "run")
-    for name in ("confusion.csv", "summary.json"):
-        (folder / name).unlink()
-    fl.load_run(folder).resume(quiet=True)
-    assert (folder / "confusion.csv").read_bytes() == (run.folder / "confusion.csv").read_bytes()
-    assert (folder / "confusion.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_summary_and_card_of_a_run_killed_before_them_have_the_clients_test_samples(tmp_path):
+def test_results_that_a_killed_run_lacks_are_written_when_it_is_resumed(tmp_path, pictures):
     recipe = fl.load(RECIPE, {"train_args.comm_round": 1, "validation_args.per_client": True})
     run = fl.run(recipe, tmp_path / "run", quiet=True, host="none")
-    summary, card = run.summary, (run.folder / "MODEL_CARD.md").read_bytes()
+    summary, files = run.summary, [run.folder / name for name in ("MODEL_CARD.md", "confusion.csv", "confusion.png")]
+    before = [file.read_bytes() for file in files]
     assert all(client["test_samples"] for client in summary["clients"])
-    for name in ("summary.json", "MODEL_CARD.md"):
-        (run.folder / name).unlink()
+    for file in (*files, run.folder / "summary.json"):
+        file.unlink()
     assert run.resume(quiet=True).summary | {"seconds": 0} == summary | {"seconds": 0}
-    assert (run.folder / "MODEL_CARD.md").read_bytes() == card
+    assert [file.read_bytes() for file in files] == before
 
 
 @pytest.mark.parametrize("key", ["accuracy", "client_accuracy_mean", "client_accuracy_pooled"])
@@ -90,7 +81,7 @@ def test_of_equal_rounds_the_first_is_best(key):
     assert best_test(lines[:1]) is None
 
 
-@pytest.mark.parametrize("stop", [1, 4, 5, 6])
+@pytest.mark.parametrize("stop", [1, 4, 5])
 def test_an_interrupted_run_keeps_the_same_best_round(whole, tmp_path, stop, monkeypatch):
     """Stop after any round, as by a kill: rounds after the last checkpoint are trained again."""
     loop = fl.simulate(RECIPE, tmp_path / "run")

@@ -6,6 +6,7 @@ from itertools import islice
 import pytest
 import torch
 from fl_labelskew_registry import Method
+from recipe_texts import SKEWED
 from safetensors.torch import load_file
 
 from fl_labelskew_plugins.checked import checked
@@ -18,14 +19,7 @@ from fl_labelskew_plugins.runs.progress import Pause, Progress
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.simulation import Simulation
 
-TEXT = """\
-data_args: {dataset: digits}
-partition_args: {partition_method: dirichlet, beta: 0.5}
-model_args: {model: mlp, hidden: [8]}
-train_args: {client_num_in_total: 4, client_num_per_round: 3, comm_round: 2, batch_size: 32, learning_rate: 0.1}
-method_args: {method: fedmr}
-device_args: {threads: 1}
-"""
+FEDMR = ["train_args.client_num_per_round=3", "train_args.comm_round=2", "method_args.method=fedmr"]
 SUMS = ["comm_args.secure_aggregation=true"]
 SHORT = ["train_args.batch_size=4096", "train_args.epochs=3"]
 """Three batches in a client's turn; then the time may be up."""
@@ -40,7 +34,7 @@ def test_a_round_handles_only_its_participants(tmp_path, monkeypatch):
         folder = RunFolder(tmp_path / str(clients))
         folder.create()
         looked_at.clear()
-        made = session.build(parse.parse(TEXT, overrides=changes))
+        made = session.build(parse.parse(SKEWED, overrides=[*FEDMR, *changes]))
         lines = list(Simulation(Record(made, folder, Progress(), resume=False)))
         assert looked_at == {client for line in lines for client in line["clients"]}
         tensors = {name: tuple(value.shape) for name, value in load_file(folder.checkpoint).items()}
@@ -67,7 +61,7 @@ def test_a_round_interrupted_within_a_hook_is_repeated(tmp_path):
     method = checked(Centres())
 
     def rounds(name, *, pause=None, resume=False):
-        made = session.build(parse.parse(TEXT, overrides=SHORT, objects={"method_args": method}))
+        made = session.build(parse.parse(SKEWED, overrides=[*FEDMR, *SHORT], objects={"method_args": method}))
         folder = RunFolder(tmp_path / name)
         if not folder.path.exists():
             folder.create()
@@ -87,7 +81,7 @@ def record(tmp_path):
     folder.create()
 
     def record(*overrides, resume=False):
-        made = session.build(parse.parse(TEXT, overrides=["train_args.comm_round=3", *overrides]))
+        made = session.build(parse.parse(SKEWED, overrides=[*FEDMR, "train_args.comm_round=3", *overrides]))
         return Record(made, folder, Progress(), resume=resume)
 
     return record

@@ -10,18 +10,11 @@ from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.studies import cost, reproduce
 from fl_labelskew_plugins.studies.sweep import plan
 
-BASE = """
-data_args: {dataset: digits}
-partition_args: {partition_method: pcdd, classes_per_client: 2}
-model_args: {model: logistic}
-train_args: {client_num_in_total: 10, client_num_per_round: 4, comm_round: 8, learning_rate: 0.1}
-method_args: {method: fedavg}
-validation_args: {frequency_of_the_test: 3, personalised: false}
-"""
 GRID = """
 base: base.yaml
+set: {train_args.comm_round: 8, validation_args.frequency_of_the_test: 3}
 grid:
-- fedavg: {}
+- fedavg: {method_args.method: fedavg}
   map: {method_args.method: map}
   fedlc: {method_args: {method: fedlc, tau: 1.0}}
 - common_args.random_seed: [0, 1]
@@ -30,20 +23,8 @@ skip: [[map, seed1], [fedlc, seed1]]
 
 
 @pytest.fixture
-def write(tmp_path):
-    """Write a sweep's file next to its recipe."""
-    (tmp_path / "base.yaml").write_text(BASE)
-
-    def write(text=GRID):
-        (tmp_path / "grid.yaml").write_text(text)
-        return tmp_path / "grid.yaml"
-
-    return write
-
-
-@pytest.fixture
 def planned(write, tmp_path):
-    return plan.plan(write(), out=tmp_path / "out")
+    return plan.plan(write(GRID), out=tmp_path / "out")
 
 
 def known(planned, *, left=8, seconds=2.0, memory=600e6):
@@ -59,7 +40,6 @@ def known(planned, *, left=8, seconds=2.0, memory=600e6):
         ("train_args.learning_rate: [0.1, 0.2, 1]", 1),
         ("method_args.tau: [0.5, 1, 0.0]", 2),  # terms with weight 0 may not be computed
         ("train_args.epochs: [1, 2]", 2),
-        ("train_args.federated_optimizer: [FedAvg, SCAFFOLD]", 2),
         ("data_args.test_fraction: [0.2, 0.3]", 2),  # how many samples there are
         ("train_args.gradient_clip_norm: [null, 1.0, 2.0]", 2),
     ],
@@ -80,9 +60,7 @@ def test_one_unfinished_run_of_each_kind_is_measured(planned):
     assert [run.name for run in cost.unknown(planned)] == ["fedlc-seed0"]
 
 
-@pytest.mark.parametrize(
-    "line", [b'"x"', b"\xff\xfe", b'{"round": 0, "seconds": "much"}', b'{"seconds": null}', b"[1]", b'{"pace": 3}']
-)
+@pytest.mark.parametrize("line", [b'"x"', b'{"round": 0, "seconds": "much"}', b'{"pace": 3}'])
 def test_damaged_files_give_no_estimate(planned, line):
     for run in planned:
         run.folder.create()
@@ -115,7 +93,7 @@ def test_totals_and_warnings(write, planned, tmp_path):
     assert line == "not counted: 1 kind of run without an estimate"
     done = [cost.RunKind(tuple(planned), (), kinds[0].estimate)]
     assert list(cost.totals(done, jobs=1, free=1e9)) == ["nothing is left to run"]
-    over_mpi = plan.plan(write(), ["comm_args.backend=MPI"], tmp_path / "out")
+    over_mpi = plan.plan(write(GRID), ["comm_args.backend=MPI"], tmp_path / "out")
     assert known(over_mpi).row()[-2] == "600.0 MB (server)"
 
 
@@ -129,7 +107,7 @@ def rows(output):
 
 
 def test_probed_runs_are_resumed_with_identical_results(write, tmp_path):
-    file, out = write(), tmp_path / "out"
+    file, out = write(GRID), tmp_path / "out"
     planned = plan.plan(file, out=out)
     taken = out / "fedlc-seed0"
     taken.mkdir(parents=True)
@@ -171,7 +149,7 @@ def test_reproduce_estimates_its_runs_and_the_rounds_within_a_budget(write, tmp_
     out = tmp_path / "out"
     command = ["reproduce", tmp_path / "base.yaml", "--seeds", 2, "--out", out, "--dry-run"]
     first = call(*command)
-    assert rows(first.stdout)["base, seed 0"]["rounds left"] == "14"
+    assert rows(first.stdout)["base, seed 0"]["rounds left"] == "78"
     (lines,) = [path.read_text().splitlines() for path in out.rglob("timings.jsonl")]
     assert len(lines) == 2
     again = call(*command, "--budget", "1000h")
@@ -189,10 +167,10 @@ def test_long_rounds_are_estimated_by_their_batches(write, tmp_path, monkeypatch
     first = call(*command, "--dry-run", "--budget", "1h")
     table = rows(first.stdout)
     assert re.fullmatch(r"\d+ batches", table["base, seed 0"]["known from"])
-    # at least 4 of 10 clients, 9,999 epochs and 3 batches, of 0.05 ms or more
-    assert float(table["base, seed 0"]["s/round"]) > 4 * 9999 * 3 * 0.05e-3
+    # 5 clients, 9,999 epochs and at least 4 batches, of 0.05 ms or more
+    assert float(table["base, seed 0"]["s/round"]) > 5 * 9999 * 4 * 0.05e-3
     assert not list(out.rglob("timings.jsonl"))
     cut = call(*command, "--budget", "4s")  # a round takes longer than that
-    assert "paused after 0 of 8 rounds; round 1 is incomplete; resuming repeats it" in cut.stdout
+    assert "paused after 0 of 40 rounds; round 1 is incomplete; resuming repeats it" in cut.stdout
     used = re.search(r"budget: (\d+) of 4 s used", cut.stdout)
     assert int(used[1]) <= 8

@@ -293,8 +293,7 @@ def test_made_up_data_get_no_verdict(tmp_path):
         (["fedmr/isic2019"], "fedmr/isic2019: data set isic2019: data_args.data_cache_dir is not set; get it from"),
     ],
 )
-def test_mistakes_are_one_line_before_anything_runs(tmp_path, monkeypatch, words, line):
-    monkeypatch.chdir(tmp_path)
+def test_mistakes_are_one_line_before_anything_runs(here, words, line):
     (said,) = call("reproduce", *words, code=2).stderr.splitlines()
     assert line in said
-    assert not list(tmp_path.iterdir())
+    assert not list(here.iterdir())

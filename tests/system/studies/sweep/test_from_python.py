@@ -30,14 +30,12 @@ SEEDS = {"base": "quickstart", "grid": [GRID]}
         ({"sweep": SEEDS | {"base": "nothing.yaml"}, "out": "o"}, "nothing.yaml"),
     ],
 )  # fmt: skip
-def test_mistakes_of_sweep(words, line, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_mistakes_of_sweep(words, line, here):
     with pytest.raises(LabelSkewError, match=line.replace("?", r"\?")):
         fl.sweep(**words)
 
 
-def test_a_sweep_given_as_content_equals_its_file(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_a_sweep_given_as_content_equals_its_file(tmp_path, here):
     (tmp_path / "mine.yaml").write_text("# a recipe\n")
     file = from_python._written({"base": Path("mine.yaml"), "grid": [{"a.b": [1]}], "out": "runs/x"}, {}, None)
     assert file == Path("runs/x/sweep.yaml")
@@ -72,8 +70,7 @@ def test_values_of_a_grid_may_be_numpy_numbers(tmp_path):
     assert fl.load("quickstart", {"train_args.comm_round": np.int64(3)}).train.comm_round == 3
 
 
-def test_sweep_runs_resumes_and_reports_what_failed(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def test_sweep_runs_resumes_and_reports_what_failed(tmp_path, here, monkeypatch, capsys):
     (tmp_path / "click.py").write_text("raise SystemExit('imported from the current folder')")
     taken = tmp_path / "out" / "seed2" / "thesis.txt"
     taken.parent.mkdir(parents=True)
