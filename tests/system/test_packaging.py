@@ -125,12 +125,6 @@ def test_a_packaged_recipe_runs_by_its_name_from_anywhere(venv, tmp_path):
     assert (tmp_path / "run" / "model.safetensors").is_file()
 
 
-@pytest.mark.host
-def test_the_command_line_of_the_host_still_works(venv):
-    done = venv.run("fedml", "run", "--help")
-    assert "Manage runs" in done.stdout
-
-
 def test_a_run_without_the_host_has_identical_bytes(make_venv, wheels, tmp_path):
     """Only from the wheels and their dependencies without FedML."""
     venv = make_venv()

@@ -39,16 +39,6 @@ def test_a_model_file_contains_the_network_of_its_run(pictures, tmp_path):
     assert (own.client, own.client_name, own.round) == (2, "2", 4)
 
 
-def test_the_normalisation_is_that_of_training(pictures):
-    _, run = pictures
-    trained = load(run.folder / "model.safetensors")
-    x = torch.randint(0, 256, (5, 3, 16, 16), dtype=torch.uint8)
-    mean, std = (torch.tensor(v).reshape(3, 1, 1) for v in (trained.about.mean, trained.about.std))
-    with torch.no_grad():
-        expected = run.model((x / 255 - mean) / std)
-    torch.testing.assert_close(trained.logits(x.numpy()), expected)
-
-
 def rewritten(run, file, **changes):
     """The run's model in another file, which says other things of it."""
     weights = load_file(run.folder / "model.safetensors")
