@@ -4,11 +4,9 @@ import subprocess
 import sys
 
 import pytest
-import torch
 from error_messages import message
 from fl_labelskew_registry import LabelSkewError, catalog
-from recipe_texts import DIGITS, SILOS, simulation
-from safetensors.torch import load_file
+from recipe_texts import DIGITS
 
 import fl_labelskew_plugins as fl
 from fl_labelskew_plugins.front import start
@@ -124,22 +122,6 @@ def test_features_of_fedml_are_refused_without_it(overrides, tmp_path, monkeypat
     with pytest.raises(LabelSkewError, match=r"or fl\.run, which uses FedML if it is installed"):
         fl.simulate(parse.load(path, overrides))
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("backend", ["MPI", "GRPC"])
-def test_other_processes_run_without_it_too(backend, forker, tmp_path):
-    """To the weights of one process; all other tests of both have it where it is installed, and compare alike."""
-    path, run = tmp_path / "recipe.yaml", tmp_path / "run"
-    path.write_text(SILOS if backend == "GRPC" else SILOS_ALONE + "comm_args: {backend: MPI, workers: 2}\n")
-    argv = ["run", path, "--host", "none", "--run-dir", run, "--quiet"]
-    process = forker.start(argv, tmp_path / "log", fork_children=True)
-    assert process.wait() == 0, process.text
-    text = simulation(SILOS) if backend == "GRPC" else SILOS_ALONE
-    alone = fl.run(parse.parse(text), tmp_path / "sp", quiet=True, host="fedml")
-    ours, theirs = (load_file(folder / "model.safetensors") for folder in (run, alone.folder))
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
-    assert not [*run.rglob("fedml.yaml")]
 
 
 def test_a_run_without_the_host_does_not_import_it(tmp_path):

@@ -47,13 +47,6 @@ def test_a_broken_picture_is_skipped(tmp_path):
     assert message(lambda: look(tmp_path)).endswith("none of the sampled pictures can be opened; use valid pictures")
 
 
-def test_an_archive(own):
-    seen = look(own / "grouped.npz")
-    assert (seen.dataset, seen.shape, seen.classes) == ("npz", (1, 8, 8), ["0", "1", "2"])
-    assert (seen.path, seen.args) == (own / "grouped.npz", {"classes": 3})
-    assert (len(seen.groups), seen.samples) == (3, 72)  # a fifth of them are split off
-
-
 @pytest.mark.parametrize(("shape", "layout"), [((20, 5, 16, 16), "nchw"), ((20, 16, 16, 5), "nhwc")])
 def test_channels_of_an_archive_are_derived_from_its_shape(tmp_path, shape, layout):
     np.savez(tmp_path / "a.npz", x=np.zeros(shape, np.float32), y=np.arange(20) % 2 * 2)
