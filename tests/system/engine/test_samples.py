@@ -1,7 +1,6 @@
 """Samples that are streamed from files: in order, the same with any number of processes, and to a clean end."""
 
 import contextlib
-import dataclasses
 import importlib
 import os
 import signal
@@ -14,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from fl_labelskew_registry import Images, LabelSkewError, RunError
+from fl_labelskew_registry import LabelSkewError, RunError
 
 sys.path.append(str(Path(__file__).parents[2] / "helpers"))  # which processes that decode have, too
 reading = importlib.import_module("made_up_pictures")
@@ -147,13 +146,3 @@ def test_a_signal_to_all_processes_lets_the_reader_save(method):
         said, errors = process.communicate(timeout=60)
     assert (process.returncode, said, "RuntimeError" in errors) == (0, "saved\n", False)
     assert psutil.wait_procs(family, timeout=30)[1] == []
-
-
-def test_pictures_are_indexed_like_an_array():
-    images = Images([str(number) for number in range(5)], SIZE, read)
-    assert len(images) == 5
-    assert images.shape == (5, *SIZE)
-    assert images[:2].files == ["0", "1"]
-    assert images[np.array([4, 0])].files == ["4", "0"]
-    assert images[np.array([], np.int64)].shape == (0, *SIZE)
-    assert dataclasses.replace(images, files=[]).shape == (0, *SIZE)

@@ -193,6 +193,8 @@ def check_reading_without_objects(run, objects):
         assert line.endswith(f"fl.load_run({str(run.folder)!r}, {given}){then}")
     with pytest.raises(LabelSkewError, match=r"missing .*: dataset .*, model=..., dataset=..., method=..., partition="):
         fl.load_run(run.folder, model=objects["model"]).resume()
+    (line,) = errors("predict", run.folder, run.folder)
+    assert "its network was an object (Sequential, 650 parameters" in line
     with_model = fl.load_run(run.folder, model=objects["model"])
     assert torch.equal(with_model.model[1].weight, run.model[1].weight)
     assert len(with_model.predict(objects["dataset"][1][0][:3])) == 3

@@ -15,7 +15,6 @@ import fl_labelskew_plugins as fl
 from fl_labelskew_plugins.data.npz import Npz
 from fl_labelskew_plugins.runs import model_file, session
 from fl_labelskew_plugins.runs.folder import RunFolder
-from fl_labelskew_plugins.runs.measure import best_test
 from fl_labelskew_plugins.show import card
 
 RECIPE = DIGITS | {
@@ -72,13 +71,6 @@ def test_results_that_a_killed_run_lacks_are_written_when_it_is_resumed(tmp_path
         file.unlink()
     assert run.resume(quiet=True).summary | {"seconds": 0} == summary | {"seconds": 0}
     assert [file.read_bytes() for file in files] == before
-
-
-@pytest.mark.parametrize("key", ["accuracy", "client_accuracy_mean", "client_accuracy_pooled"])
-def test_of_equal_rounds_the_first_is_best(key):
-    lines = [{"round": 0}, *({"round": r, key: a} for r, a in enumerate([0.1, 0.3, 0.3, 0.2], 1))]
-    assert best_test(lines)["round"] == 2
-    assert best_test(lines[:1]) is None
 
 
 @pytest.mark.parametrize("stop", [1, 4, 5])

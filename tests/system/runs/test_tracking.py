@@ -204,7 +204,7 @@ def test_wandb_reads_the_run(shown):
     assert next((folder / "wandb").glob("offline-run-*")).name.endswith(run)
 
 
-def test_a_run_that_goes_back_continues_its_tracker_runs(tmp_path, plain, monkeypatch):
+def test_a_run_that_goes_back_continues_its_tracker_runs(tmp_path, plain, monkeypatch, capsys):
     """Three rounds of four, back to the end of the second, and on to the last."""
     monkeypatch.setenv("HOME", str(tmp_path))
     folder = tmp_path / "runs" / "first"
@@ -213,7 +213,9 @@ def test_a_run_that_goes_back_continues_its_tracker_runs(tmp_path, plain, monkey
     before = dict(line.split(": ", 1) for line in meta.read_text().splitlines())
     assert before["status"] == "5"  # MLflow's RunStatus.KILLED
     seconds = [row["seconds"] for row in rows_of(folder)]
-    start(RunOptions(resume=folder, from_round=2, quiet=True))
+    start(RunOptions(resume=folder, from_round=2))
+    line = f"back at the end of round 2; data of later rounds were moved to {folder}/abandoned-1\n"
+    assert line in capsys.readouterr().out
     assert same_results(folder, plain)
     rows = rows_of(folder)
     assert [int(row["round"]) for row in rows] == [1, 2, 3, 4]

@@ -130,11 +130,3 @@ def test_difference(tmp_path):
         assert check.difference(one, other) == what
     write(other, [{"round": 0, "loss": 1.0}], tensors)
     assert not check.difference(one, other, partial=True)
-
-
-def test_names():
-    (line,) = errors("check", "fedlc+fedrz")
-    assert line.startswith("unknown name 'fedrz' in methods; known: ")
-    assert line.endswith("(nearest: fedrs)")
-    (line,) = errors("check", "fedrs", "--recipe", "quickstert")
-    assert line.startswith("recipe 'quickstert' is unknown; ")

@@ -5,14 +5,10 @@ import json
 import numpy as np
 import pytest
 import torch
-from commands import errors
 from error_messages import message
 from fl_labelskew_registry import LabelSkewError
-from recipe_texts import DIGITS
 from safetensors.torch import load_file, save_file
-from torch import nn
 
-import fl_labelskew_plugins as fl
 from fl_labelskew_plugins.data import files
 from fl_labelskew_plugins.models.efficientnet import EfficientNetB0
 from fl_labelskew_plugins.runs import model_file
@@ -100,23 +96,6 @@ def test_a_trained_network_needs_no_pretrained_weights(tmp_path):
     weights = start.build((3, 32, 32), 4).state_dict()
     built = build(EfficientNetB0(params), (3, 32, 32), 4, weights, "x").state_dict()
     assert all(torch.equal(value, built[name]) for name, value in weights.items())
-
-
-def test_a_users_module_is_named_and_required(tmp_path):
-    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    first = fl.run(fl.load(DIGITS, {"train_args.comm_round": 1}), tmp_path / "run", model=network, quiet=True)
-    said = model_file.read_metadata(tmp_path / "run" / "model.safetensors")
-    assert said.network is None
-    assert said.module.startswith("Sequential, 650 parameters, shapes ")
-    (line,) = errors("predict", tmp_path / "run", tmp_path)
-    assert "its network was an object (Sequential, 650 parameters" in line
-    run = fl.load_run(tmp_path / "run", model=network)
-    x = torch.rand(3, 1, 8, 8)
-    with torch.no_grad():
-        expected = torch.softmax(first.model((x - 0.3053) / 0.3761), 1).max(1)
-    rows = run.predict(x)
-    assert rows["class"].tolist() == [str(c) for c in expected.indices.tolist()]
-    assert rows["probability"].tolist() == pytest.approx(expected.values.tolist())
 
 
 def test_choice_of_the_model_file(pictures, arrays, tmp_path):

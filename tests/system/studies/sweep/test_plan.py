@@ -74,18 +74,6 @@ def test_selected_values_of_an_axis(write, tmp_path):
         names("fedl")
 
 
-def test_other_data_make_separate_runs(write, tmp_path):
-    import numpy as np
-
-    for name in ("north", "south"):
-        np.savez(tmp_path / f"{name}.npz", x=np.zeros((9, 2)), y=np.arange(9) % 3)
-    north, south = tmp_path / "north.npz", tmp_path / "south.npz"
-    text = "base: base.yaml\nset: {{data_args.dataset: npz}}\ngrid:\n- {{a: {{data_args.data_cache_dir: {}}}"
-    text += ", b: {{data_args.data_cache_dir: {}}}}}\n"
-    planned = plan.plan(write(text.format(north, south)), out=tmp_path / "out")
-    assert [each.name for each in planned] == ["a", "b"]
-
-
 @pytest.mark.parametrize("file", sorted(SWEEPS.glob("*.yaml")), ids=lambda file: file.stem)
 def test_sweeps_that_come_with_the_source(file, fashion_mnist):
     planned = plan.plan(file, [fashion_mnist] if "fmnist" in file.stem else [])
