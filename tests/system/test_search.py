@@ -1,14 +1,14 @@
 """The example with Optuna: trials end at a round, and a killed process harms no study."""
 
-import importlib.util
 import re
+import runpy
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import optuna
-import pytest
 from commands import call
 
 from fl_labelskew_plugins.machine.files import read_lines
@@ -16,22 +16,13 @@ from fl_labelskew_plugins.machine.files import read_lines
 FILE = Path(__file__).parents[2] / "examples" / "search_optuna.py"
 
 
-@pytest.fixture
-def search(tmp_path, monkeypatch):
-    """The example in a separate folder."""
-    monkeypatch.chdir(tmp_path)
-    spec = importlib.util.spec_from_file_location("search_optuna", FILE)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_the_docs_show_the_example():
     (shown,) = re.findall(r"```python\n(class Pruning.*?)```", (FILE.parents[1] / "docs/python.md").read_text(), re.S)
     assert shown in FILE.read_text()
 
 
-def test_a_study_prunes_at_rounds_and_survives_a_killed_process(search, capfd):
+def test_a_study_prunes_at_rounds_and_survives_a_killed_process(here, capfd):
+    search = SimpleNamespace(**runpy.run_path(str(FILE)))
     first = Path("search/trial0/metrics.jsonl")
     process = subprocess.Popen([sys.executable, FILE], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while not read_lines(first):

@@ -4,11 +4,11 @@ import itertools
 import re
 import runpy
 import socket
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from federations import wait_until
 from recipe_texts import DIGITS
 
 import fl_labelskew_plugins as fl
@@ -91,10 +91,7 @@ def test_example_across_silos(forker, tmp_path):
 
     server = start(0, "server")
     port = int(rows[0].rpartition(",")[2])
-    end = time.monotonic() + 90
-    while not listens(port):  # FedML's client ends if it starts before the server
-        assert time.monotonic() < end, server.text
-        time.sleep(0.2)
+    wait_until(lambda: listens(port), 90)  # FedML's client ends if it starts before the server
     silos = [start(rank, "client") for rank in (1, 2, 3)]
     assert server.wait(timeout=120) == 0, server.text
     assert [silo.wait(timeout=60) for silo in silos] == [0, 0, 0], silos[0].text

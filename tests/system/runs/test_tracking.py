@@ -122,16 +122,13 @@ def test_tensorboard_reads_the_events(shown):
     assert {"recall/9", "loss_terms/cross_entropy", "seconds", "summary/final_accuracy"} <= {*events.Tags()["scalars"]}
     assert {*events.Tags()["images"]} == {"curves", "partition", "confusion"}
     image = events.Images("curves")[0]
-    assert (image.width, image.step) == (png_width(folder / "curves.png"), 4)
+    png = (folder / "curves.png").read_bytes()
+    assert (image.width, image.step) == (int.from_bytes(png[16:20], "big"), 4)
     (text,) = events.Tensors("parameters/text_summary")
     assert "| train_args.learning_rate | 0.1 |" in text.tensor_proto.string_val[0].decode()
     assert str(folder / "model.safetensors") in str(events.Tensors("model/text_summary")[0].tensor_proto)
     hparams = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
     assert b"method_args.method" in hparams
-
-
-def png_width(file):
-    return int.from_bytes(file.read_bytes()[16:20], "big")
 
 
 MLFLOW = """\

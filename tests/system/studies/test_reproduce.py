@@ -285,7 +285,6 @@ def test_made_up_data_get_no_verdict(tmp_path):
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["nosuch"], "recipe 'nosuch' is unknown; use one of labelskew recipes ls"),
         (["quickstart", "quickstart.yaml"], "quickstart.yaml: quickstart is given twice; give each recipe once"),
         (["quickstart", "--budget", "soon"], "--budget soon: invalid duration; use a number with its unit, such as"),
         (["quickstart", "--budget", "1m", "--jobs", "2"], "--budget runs one recipe after the other; use it without"),

@@ -4,11 +4,11 @@ import os
 import re
 import signal
 import threading
-import time
 from pathlib import Path
 
 import pytest
 from commands import call
+from federations import wait_until
 from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.machine.files import read_lines
@@ -89,9 +89,7 @@ def test_an_interrupted_and_partly_failed_sweep_completes(write, tmp_path):
     names = ["fedavg-seed0", "fedavg-seed1", "fedlc-seed0"]
 
     def interrupt():
-        until = time.monotonic() + 90
-        while rounds(out / names[0]) < 5 and time.monotonic() < until:
-            time.sleep(0.01)
+        wait_until(lambda: rounds(out / names[0]) >= 5, 90)
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=interrupt).start()
@@ -136,11 +134,9 @@ def test_an_interrupted_and_partly_failed_sweep_completes(write, tmp_path):
     )
 
 
-SLOW = "import pathlib, time\npathlib.Path(__file__).with_suffix('.begun').touch()\ntime.sleep({})\n"
-
-
 def test_an_interrupt_during_imports_prints_one_line(write, tmp_path, forker):
-    (tmp_path / "slow.py").write_text(SLOW.format(60))
+    slow = "import pathlib, time\npathlib.Path(__file__).with_suffix('.begun').touch()\ntime.sleep(60)\n"
+    (tmp_path / "slow.py").write_text(slow)
     script = tmp_path / "script.py"
     script.write_text(
         "import os\n"
@@ -150,9 +146,7 @@ def test_an_interrupt_during_imports_prints_one_line(write, tmp_path, forker):
     out = tmp_path / "out"
     argv = ["sweep", write(), "--out", out, "--jobs", "2"]
     process = forker.start(argv, tmp_path / "log", script=script, environment={"PYTHONPATH": str(tmp_path)})
-    until = time.monotonic() + 60
-    while not (tmp_path / "slow.begun").exists() and time.monotonic() < until:
-        time.sleep(0.01)
+    wait_until((tmp_path / "slow.begun").exists)
     os.killpg(process.pid, signal.SIGINT)
     assert process.wait() == 130
     first, *rest = process.text.splitlines()
@@ -160,9 +154,7 @@ def test_an_interrupt_during_imports_prints_one_line(write, tmp_path, forker):
     assert len(rest) == 1
     assert rest[0].startswith("interrupted: 0 of 3 runs finished; to resume: ")
     assert [file.name for file in out.iterdir()] == ["sweep.json"]
-    while processes_of(process.pid):  # the importing processes have ended, too
-        assert time.monotonic() < until
-        time.sleep(0.01)
+    wait_until(lambda: not processes_of(process.pid))  # the importing processes have ended, too
 
 
 def processes_of(group):
