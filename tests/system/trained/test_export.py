@@ -9,7 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from commands import call, errors
+from commands import call
 from error_messages import message
 from fl_labelskew_registry import RunError, catalog
 from torch import nn
@@ -112,11 +112,3 @@ def test_a_missing_package_names_its_install_command(arrays, tmp_path, monkeypat
         "ONNX needs onnxscript, which is not installed; to install it: pip install 'onnx>=1.15' 'onnxruntime>=1.17' "
         "'onnxscript>=0.3', or use --format pt2"
     )
-
-
-def test_mistakes_are_one_line_errors(arrays, tmp_path):
-    run = arrays[1].folder
-    (line,) = errors("export", run, "--format", "onnx", "--out", tmp_path / "gone" / "x.onnx")
-    assert line == f"{tmp_path}/gone/x.onnx: cannot be written: No such file or directory"
-    (line,) = errors("export", tmp_path / "gone", "--format", "pt2", "--out", tmp_path / "x")
-    assert line.startswith(f"{tmp_path}/gone: does not exist; use the folder of a run")

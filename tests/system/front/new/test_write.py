@@ -24,7 +24,6 @@ from fl_labelskew_plugins.runs import model_file
 from fl_labelskew_plugins.runtimes.options import RunOptions
 
 HEAD = "# yaml-language-server: $schema=recipe.schema.json\n"
-SILOS = {"St.-Mary-s": ["St. Mary's"], "north": ["north"], "south": ["south"]}
 
 
 def recipes_of(folder):
@@ -50,21 +49,6 @@ def test_pictures_of_classes_are_divided(own, here):
     assert recipe["model_args"] == {"model": "tfcnn"}
     assert json.loads((here / "mine" / "recipe.schema.json").read_text())["$schema"]
     assert (here / "mine" / ".gitignore").read_text() == "runs/\n"
-
-
-def test_hospitals_of_pictures_are_silos_and_the_server_has_no_data(own, here):
-    call("new", "federation", "mine", "--data", own / "tree")
-    files = recipes_of(here / "mine")
-    federation = files.pop("federation")
-    assert files.keys() == SILOS.keys()
-    assert federation["client_specific_args"]["data_silo_config"] == [f"{stem}.yaml" for stem in SILOS]
-    assert federation["validation_args"]["server_test_data"] is False
-    assert "data_cache_dir" not in federation["data_args"]
-    assert federation["data_args"]["input_shape"] == [3, 64, 64]
-    for stem, (group,) in SILOS.items():
-        assert files[stem]["data_args"]["data_cache_dir"] == str(own / "tree" / group)
-        assert files[stem]["data_args"]["class_names"] == ["benign", "malign", "unclear"]
-    assert (here / "mine" / ".gitignore").read_text() == "runs/\ncerts/\ndata/\n"
 
 
 def test_an_archive_s_groups_become_archives(own, here):
@@ -366,6 +350,8 @@ def test_a_generated_federation_trains(own, here, forker):
     folder = here / "mine"
     readme = (folder / "README.md").read_text()
     assert "\nlabelskew certs new --silos 3 " in readme
+    assert recipes_of(folder).keys() == {"federation", "St.-Mary-s", "north", "south"}
+    assert (folder / ".gitignore").read_text() == "runs/\ncerts/\ndata/\n"
     run = trained(folder, forker)
     assert stat.S_IMODE((folder / "certs" / "server.key").stat().st_mode) == 0o600
     summary, card = json.loads((run / "summary.json").read_text()), (run / "MODEL_CARD.md").read_text()

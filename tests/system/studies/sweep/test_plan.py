@@ -35,11 +35,6 @@ def test_the_product_of_the_axes_without_skipped_combinations(write, tmp_path):
     ).resolved()  # fmt: skip
 
 
-def test_the_base_may_be_the_name_of_a_recipe(write):
-    (planned,) = plan.plan(write("base: quickstart\nout: out\ngrid: [{fedlc: {method_args.method: fedlc}}]"))
-    assert (planned.recipe.data.dataset, planned.recipe.method_name) == ("digits", "fedlc")
-
-
 def test_names_of_plain_axes_and_settings_of_all_runs(write, tmp_path):
     text = """
 base: base.yaml
