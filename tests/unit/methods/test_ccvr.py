@@ -31,10 +31,10 @@ def test_virtual_features_have_these_moments():
     assert torch.equal(drawn[1], means[1].expand(20000, 2))
 
 
-@pytest.mark.parametrize("optimizer", ["FedAvg", "FedOpt", "SCAFFOLD", "FedDC", "FedNova"])
+@pytest.mark.parametrize("optimizer", ["FedOpt", "FedDC"])
 def test_the_closing_exchange_only_changes_the_classifier(digits, optimizer):
-    """It changes neither the features nor, with an optimiser that keeps momentum or drifts, anything else."""
-    run = digits("ccvr", optimizer=optimizer)
+    """The optimisers keep momentum or drifts, which change nothing else."""
+    run = digits("ccvr", optimizer=optimizer, epochs=1)
     run.play([0, 1])
     before = {name: value.clone() for name, value in run.server.weights.items()}
     results = run.play([0, 1, 2])  # round 2 of 2

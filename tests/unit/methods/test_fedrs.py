@@ -21,22 +21,6 @@ def test_loss_is_cross_entropy_of_the_restricted_logits(world, params):
     assert torch.equal(method.loss(batch, world.client())["cross_entropy"], expected)
 
 
-def test_alpha_zero_keeps_missing_proxies_unchanged(world):
-    sum(FedRS(FedRS.Params(alpha=0.0)).loss(world.batch(), world.client()).values()).backward()
-    head = world.net.classifier
-    assert not head.weight.grad[3:].any()
-    assert not head.bias.grad[3:].any()
-    assert head.weight.grad[:3].abs().min() > 0
-
-
-@pytest.mark.parametrize(("data", "min_count"), [("FEMNIST", 2), ("Shakespeare", 20)])
-def test_a_class_with_too_few_samples_is_missing(world, data, min_count):
-    """FedRS, section 5.3: classes with fewer than 2 (FEMNIST) or 20 (Shakespeare) samples count as missing."""
-    client = world.client(counts=torch.tensor([0, min_count - 1, min_count, min_count + 1, 500]))
-    logits = FedRS(FedRS.Params(min_count=min_count)).calibrate(torch.ones(1, 5), client)
-    assert logits.tolist() == [[0.5, 0.5, 1, 1, 1]]
-
-
 class TestPrivateUpload:
     def test_norm_is_over_all_tensors_together(self):
         update = {"a": torch.tensor([3.0, 0.0]), "b": torch.tensor([[4.0]], dtype=torch.float64), "n": torch.tensor(7)}
@@ -101,10 +85,8 @@ class TestPrivateUpload:
         with pytest.raises(RuntimeError, match=r"client.noise"):
             method.protect({"a": torch.zeros(5)}, world.client(noise=None))
 
-    def test_method_protects_and_reports(self, world, federation):
+    def test_method_reports_epsilon(self, federation):
         method = FedRS(FedRS.Params(upload_clip=20.0, upload_sigma=0.1))
-        protected = method.protect({"a": torch.zeros(1000)}, world.client())["a"]
-        assert protected.std().item() == pytest.approx(0.1, rel=0.1)
         run = dataclasses.replace(federation, min_samples=400)
         privacy = method.report(run)["privacy"]
         assert privacy["epsilon"] == pytest.approx(3.1075, abs=1e-3)

@@ -44,22 +44,13 @@ def test_distillation_by_hand():
 
 
 @settings(max_examples=40, deadline=None)
-@given(st.integers(1, 6), st.integers(2, 5), st.integers(0, 10**6))
+@given(st.integers(1, 6), st.integers(1, 5), st.integers(0, 10**6))
 def test_distillation_equals_a_loop(rows, vacant, seed):
     torch.manual_seed(seed)
     z, teacher = 3 * torch.randn(2, rows, 6, dtype=torch.float64)
     classes = torch.randperm(6)[:vacant]
     ours = vacant_class_distillation(z, teacher, classes).item()
     assert ours == pytest.approx(naive_distillation(z, teacher, classes.tolist()), rel=1e-9, abs=1e-12)
-
-
-def test_distillation_of_equal_models_and_of_one_class_is_zero():
-    z = torch.randn(4, 5, requires_grad=True)
-    for teacher, vacant in ((z.detach().clone(), [0, 2, 3]), (torch.randn(4, 5), [2])):
-        loss = vacant_class_distillation(z, teacher, torch.tensor(vacant))
-        (gradient,) = torch.autograd.grad(loss, z)
-        assert loss.item() == pytest.approx(0, abs=1e-7)
-        assert gradient.abs().max() < 1e-7
 
 
 @pytest.mark.parametrize("form", ["paper", "code"])
@@ -134,22 +125,6 @@ def test_a_client_without_two_vacant_classes_has_no_teacher(world, counts, vacan
     terms = method.loss(batch, view)
     assert ("distillation" in terms) == (vacant > 1)
     assert all(term.isfinite() for term in terms.values())
-
-
-def test_a_weight_of_zero_removes_its_term(world):
-    for weights, names in (
-        ({"lam": 0.0}, ["cross_entropy", "suppression"]),
-        ({"suppression": 0.0}, ["cross_entropy", "distillation"]),
-    ):
-        method, view = FedVLS(FedVLS.Params(**weights)), world.client()
-        method.before_round(view)
-        assert list(method.loss(world.batch(), view)) == names
-
-
-def test_without_calibration_the_cross_entropy_is_plain(world):
-    batch = world.batch()
-    terms = FedVLS(FedVLS.Params(calibration="none")).loss(batch, world.client())
-    assert torch.equal(terms["cross_entropy"], cross_entropy(batch.logits, batch.labels))
 
 
 def test_a_combination_may_replace_the_calibration(world):

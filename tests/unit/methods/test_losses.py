@@ -109,15 +109,8 @@ Z, Y, ONE, TWO = torch.zeros(2, 3), torch.tensor([0, 1]), torch.ones(1), torch.o
     [
         (lambda: fedlc.calibrated_logits(Z, Z[0], tau=1.0, missing="no"), "`missing` to be one of one, mask"),
         (lambda: fedlc.calibrated_logits(Z, TWO, tau=1.0), r"`counts` to be of shape \(3,\) but got \(2,\)"),
-        (lambda: fedmr.intra_class_loss(Z, Y, scale="x"), "`scale` to be one of code, paper but got 'x'"),
-        (lambda: fedmr.inter_class_loss(Z, Y, Z, TWO > 0, negatives="x"), "`negatives` to be one of all, observed"),
-        (lambda: fedrod.balanced_logits(Z, Z[0], missing="zero"), "`missing` to be one of one, mask"),
-        (lambda: fedrod.balanced_logits(Z, TWO), r"`counts` to be of shape \(3,\)"),
-        (lambda: fedvls.logit_suppression(Z, Y, Z[0], form="x"), "`form` to be one of code, paper but got 'x'"),
-        (lambda: fedvls.logit_suppression(Z, Y, ONE), "`counts` to be of shape"),
         (lambda: flda.mixed(Z, Z, TWO, mixture="x"), "`mixture` to be one of logits, probabilities but got 'x'"),
         (lambda: reweighting.weighted_cross_entropy(Z, Y, TWO), r"`weights` to be of shape \(3,\)"),
-        (lambda: restricted_logits(Z, Z[0], alpha=0.5, scaling="x"), "`scaling` to be one of indicator, proportional"),
         (lambda: restricted_logits(Z, ONE, alpha=0.5), r"`counts` to be of shape \(3,\) but got \(1,\)"),
     ],
 )
