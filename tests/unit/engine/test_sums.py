@@ -142,14 +142,12 @@ def test_impossible_measures_are_omitted():
         assert read == ({"loss": 0.5} if len(measured) == 2 else {})
 
 
-@pytest.mark.parametrize("method", ["fedmr", "fedproc", "fd"])
-@pytest.mark.parametrize("name", ["sums", "counts", "outputs", "held"])
+@pytest.mark.parametrize(
+    ("method", "name"), [("fedmr", "sums"), ("fedmr", "counts"), ("fd", "outputs"), ("fd", "held")]
+)
 def test_a_client_that_denies_a_tensor_sent_by_all(method, name):
     """The sum then has no senders, or a negative number; the run continues, or ends with an error."""
     run = Federation(f"method_args.method={method}", SECURE)
-    entries = run.made.sums.round.entries
-    if f"sent/{name}" not in entries:
-        return
     for denied in (2, 3):
         total = run.made.sums.round.zeros()
         for client, result in run.results(0, [0, 1]):
