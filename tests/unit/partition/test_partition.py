@@ -303,14 +303,7 @@ def test_natural():
 
 @pytest.mark.parametrize(
     ("kind", "params"),
-    [
-        (PCDD, {"classes_per_client": 2}),
-        (Shards, {"shards_per_client": 2}),
-        (Quantity, {"sets_per_client": 2}),
-        (Dirichlet, {"beta": 0.5, "min_samples": 3, "capped": True}),
-        (IID, {}),
-        (Natural, {}),
-    ],
+    [(Shards, {"shards_per_client": 2}), (Quantity, {"sets_per_client": 2}), (IID, {})],
 )
 def test_plugins_pass_on_their_parameters(kind, params):
     labels, groups = shuffled([30] * 10), np.repeat(np.arange(10), 30)

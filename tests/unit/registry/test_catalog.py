@@ -10,6 +10,7 @@ import pytest
 from fl_labelskew_registry import PluginError, catalog
 
 GOOD = "from fl_labelskew_registry import Method\nclass A(Method):\n    class Params:\n        model_validate = None\n"
+KINDS = {kind: contract.__name__ for kind, contract in catalog.CONTRACTS.items()}
 PROPERTY, STATIC, CLASS = "@property\n    ", "@staticmethod\n    ", "@classmethod\n    "
 
 
@@ -100,20 +101,10 @@ def test_a_name_claimed_twice_is_refused_and_other_names_remain(site):
     assert [name for name, *_ in entries()].count("acme") == 2
 
 
-def test_a_built_in_name_claimed_by_another_package_is_refused(site):
-    site.dist("aaa", [("fedlc", "aaa:A")], aaa=GOOD)
-    (message,) = load("fedlc")
-    assert "aaa (aaa:A)" in message
-    assert "fl-labelskew-plugins (fl_labelskew_plugins.methods.fedlc:FedLC)" in message
-
-
 @pytest.mark.parametrize(
     ("target", "source", "message"),
     [
-        ("bad:A", "import no_such_module", "does not import: ModuleNotFoundError: No module named 'no_such_module'"),
-        ("bad:A", "class A(:", "does not import: SyntaxError: "),
         ("bad:A", "raise ValueError('two\\nlines')", "does not import: ValueError: two"),
-        ("bad:A", "assert False, 'no'", "does not import: AssertionError: no"),
         ("bad:A", "raise SystemExit('gone')", "does not import: SystemExit: gone"),
         ("bad:B", GOOD, "does not import: AttributeError: module 'bad' has no attribute 'B'"),
         ("bad:A", "class A: pass", "must be a subclass of fl_labelskew_registry.Method"),
@@ -182,28 +173,18 @@ def test_an_unknown_group_is_reported_with_the_nearest(site, group, meant):
         assert catalog.misplaced(kind) == ([line] if kind in meant else [])
 
 
+MISSPELT = [
+    ("methods", "calibrates", "calibrate"),
+    ("methods", "Loss", "loss"),
+    ("methods", "personalized", "personalised"),
+    ("methods", "beforeRound", "before_round"),
+    ("optimizers", "steps", "step"),
+    ("models", "builds", "build"),
+]
+
+
 def near(contract, what, name, meant):
     return f"{contract} has no {what} {name}; did you mean {meant}? If it is a helper of your own, name it _{name}"
-
-
-@pytest.mark.parametrize(
-    ("kind", "name", "hook"),
-    [
-        ("methods", "calibrates", "calibrate"),
-        ("methods", "Loss", "loss"),
-        ("methods", "private_logit", "private_logits"),
-        ("methods", "personalized", "personalised"),
-        ("methods", "beforeRound", "before_round"),
-        ("methods", "warning", "warnings"),
-        ("optimizers", "steps", "step"),
-        ("partitioners", "splits", "split"),
-        ("datasets", "loads", "load"),
-        ("models", "builds", "build"),
-    ],
-)
-def test_a_misspelt_hook_is_refused(refused, kind, name, hook):
-    line = near(catalog.CONTRACTS[kind].__name__, "hook", name, hook)
-    assert refused(kind, f"def {name}(self, *args): pass") == line
 
 
 @pytest.fixture
@@ -211,7 +192,7 @@ def refused(register):
     """The error message for a plugin with this body of the base class."""
 
     def refused(kind, body):
-        contract = catalog.CONTRACTS[kind].__name__
+        contract = KINDS[kind]
         source = f"from fl_labelskew_registry import {contract}\nclass A({contract}):\n"
         source += f"    class Params:\n        model_validate = None\n    {body}\nclass B(A):\n    pass\n"
         module = register(f"fl_labelskew.{kind}", source, target="B")
@@ -223,6 +204,7 @@ def refused(register):
 @pytest.mark.parametrize(
     ("kind", "body", "message"),
     [
+        *[(kind, f"def {name}(self): pass", near(KINDS[kind], "hook", name, hook)) for kind, name, hook in MISSPELT],
         ("methods", "agregation = 'uniform'", near("Method", "attribute", "agregation", "aggregation")),
         ("methods", "def stages(self): pass", "stages must accept (epochs), but its signature is ()"),
         (
