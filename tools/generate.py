@@ -14,7 +14,7 @@ import json
 import re
 import statistics
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -118,10 +118,13 @@ def ours(name: str) -> Iterator[str]:
         last = title
 
 
+_read_table = cache(tables.read)  # tables are large, and every method's page needs all
+
+
 def theirs(name: str) -> Iterator[str]:
     """What papers print of a method, next to FedAvg, as the tables of recipes/papers have it."""
     for path in sorted((ROOT / "recipes/papers").glob("*.yaml")):
-        page = tables.read(path)
+        page = _read_table(path)
         made = page.page.methods
         rows: dict[int, tuple[tables.Cell, str]] = {}
         for recipe, cell in page.cells.items():
