@@ -19,9 +19,6 @@ def test_proxy_gradients_follow_equation_9():
     # eq. 9: -(I - p) h summed over the samples: (-2/3, 2/3), (1/3, -4/3) and, missing, (1/3, 2/3)
     assert float(norms["observed"]) == pytest.approx((math.sqrt(8) / 3 + math.sqrt(17) / 3) / 2)
     assert float(norms["missing"]) == pytest.approx(math.sqrt(5) / 3)
-
-
-def test_proxy_gradients_without_missing_or_observed_classes():
     gradient = torch.tensor([[3.0, 4.0], [6.0, 8.0]])
     assert proxy_gradient_norms(gradient, torch.tensor([True, True])) == {"observed": torch.tensor(7.5)}
     assert proxy_gradient_norms(gradient, torch.tensor([False, False])) == {"missing": torch.tensor(7.5)}
