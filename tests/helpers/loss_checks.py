@@ -9,6 +9,15 @@ def softmax(z, temperature=1.0):
     return [v / sum(e) for v in e]
 
 
+def naive_divergence(student, teacher, classes, tau=1.0):
+    """Mean Kullback-Leibler divergence of two models' outputs over some classes. Sample by sample."""
+    total = 0.0
+    for z, g in zip(student.tolist(), teacher.tolist(), strict=True):
+        q, p = (softmax([row[c] for c in classes], tau) for row in (z, g))
+        total += sum(b * math.log(b / a) for a, b in zip(q, p, strict=True))
+    return total / len(student)
+
+
 def naive_distillation(student, teacher, labels, tau=1.0, majority=None):
     """Of all classes but the label; ``majority``: classes that the teacher leaves out. Sample by sample."""
     total = 0.0

@@ -2,6 +2,10 @@ import functools
 
 import numpy as np
 import pytest
+from hypothesis import settings
+
+settings.register_profile("unit", max_examples=40, deadline=None)
+settings.load_profile("unit")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -85,6 +85,7 @@ MISTAKES = [
     (Method, "contribute", returns({"a": ONE}), "returned 'a' of shape (), but contribution_shapes announces (3,)"),
     (Method, "contribute", returns({"b": ONE}), "returned 'b' of shape (), but contribution_shapes announces None"),
     (Method, "contribute", returns({"a": HALF}), "returned 'a' as torch.float16; expected float32, float64 or int64"),
+    (Method, "opening", returns({"a": ONE}), "returned 'a' of shape (), but opening_shapes announces None"),
     (Method, "before_round", leaves(3), "left an int as 'n' in client.state; expected names and tensors, "),
     (Method, "after_round", lambda self, client: setattr(client, "state", None), "left None in client.state; "),
     (Method, "personalised", returns([1]), "returned a list; expected dict[str, Tensor] | None"),
@@ -299,12 +300,6 @@ IN_RUNS = [
     ),
     (
         "methods",
-        "def opening(self, client): return {'centre': torch.zeros(3)}\n"
-        "def opening_shapes(self, federation): return {'centre': (4,)}",
-        "A.opening ({}) returned 'centre' of shape (3,), but opening_shapes announces (4,)",
-    ),
-    (
-        "methods",
         "def before_round(self, client): client.model.classifier = nn.Linear(4, 12)",
         "A.before_round ({}) left a network whose classifier.weight has the shape (12, 4), expected (10, 4); keep "
         "names and shapes of client.model; keep a client-specific head in client.scratch and return its "
@@ -315,7 +310,6 @@ IN_RUNS = [
         "def terms(self, batch, client):\n    client.model.extra = nn.Linear(1, 1)\n    return {}",
         "A.terms ({}) left a network with extra.weight, extra.bias, which the server's model does not have; ",
     ),
-    ("optimizers", "def finish(self, work, upload): pass", "A.finish ({}) returned None; "),
     ("optimizers", "def step(self, round): return {}", "A.step ({}) returned a state dict without "),
 ]
 
@@ -360,12 +354,6 @@ class Net(nn.Module):
             "def _twice(self, logits):\n    return logits * 2 + client", ["method_args.method=fedrs+acme"],
             "A.calibrate ({}) raised NameError: name 'client' is not defined",
             ["return self._twice(logits)", "return logits * 2 + client"],
-        ),
-        (  # inside the host's own training loop
-            "methods", "def calibrate(self, logits, client):\n    return logits[client.nothing]",
-            ["method_args.method=acme", "train_args.federated_optimizer=FedProx"],
-            "A.calibrate ({}) raised AttributeError: 'ClientView' object has no attribute 'nothing'",
-            ["return logits[client.nothing]"],
         ),
         (
             "methods", "def loss(self, batch, client):\n    y = batch.logits.exp()\n    loss = y.sum()\n    y.zero_()\n"

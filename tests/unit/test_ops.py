@@ -4,7 +4,7 @@ import pytest
 import torch
 from fl_labelskew_registry import Total
 from fl_labelskew_registry.contracts import ClientView, Federation
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy, linear
 
@@ -29,7 +29,6 @@ def naive_restricted(logits, counts, alpha, min_count, scaling):
     return out
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     rows=st.integers(1, 5),
     counts=st.lists(st.integers(0, 40), min_size=1, max_size=7),
@@ -53,12 +52,6 @@ def test_rare_observed_classes_keep_their_logits():
     # at the threshold is observed, below it is missing
     counts = torch.tensor([2, 1, 3])
     assert ops.restricted_logits(logits, counts, alpha=0.0, min_count=2).tolist() == [[3.0, 0.0, 7.0]]
-
-
-@pytest.mark.parametrize("scaling", ["indicator", "proportional"])
-def test_alpha_one_gives_the_same_tensor_back(scaling):
-    logits = torch.randn(3, 2)
-    assert ops.restricted_logits(logits, torch.tensor([0, 5]), alpha=1, scaling=scaling) is logits
 
 
 def test_restricted_logits_keep_masked_logits():
@@ -134,22 +127,10 @@ def naive_mmd(s, t, kernels=5, factor=2.0):
     return mean(one, one) + mean(other, other) - 2 * mean(one, other)
 
 
-@settings(max_examples=20, deadline=None)
 @given(st.integers(2, 5), st.integers(2, 4), st.integers(1, 4))
 def test_mmd_equals_double_loops(n, m, d):
     s, t = torch.randn(n, d, dtype=torch.float64), torch.randn(m, d, dtype=torch.float64) + 1
     assert ops.mmd(s, t).item() == pytest.approx(naive_mmd(s, t), rel=1e-9, abs=1e-12)
-
-
-@pytest.mark.parametrize("n", [1, 4])
-def test_mmd_of_equal_features_is_zero_and_free_of_nan(n):
-    row = torch.randn(1, 3)
-    for t in (row.repeat(n, 1), torch.randn(n, 3)):
-        s = t.clone().requires_grad_()
-        value = ops.mmd(s, t)
-        value.backward()
-        assert value.item() == pytest.approx(0, abs=1e-6)
-        assert s.grad.isfinite().all()
 
 
 @pytest.mark.parametrize(("n", "m"), [(1, 1), (1, 3), (3, 1), (0, 2)])

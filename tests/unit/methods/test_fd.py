@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from loss_checks import softmax
 from method_totals import total_of
@@ -19,7 +19,6 @@ def naive(logits, labels, teacher, known):
     return total / len(labels)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(1, 6), st.integers(1, 5), st.lists(st.booleans(), min_size=5, max_size=5))
 def test_distillation_equals_loops(rows, classes, flags):
     logits, teacher = 3 * torch.randn(rows, classes).double(), 3 * torch.randn(classes, classes).double()
@@ -104,21 +103,8 @@ class TestFD:
 
     def test_a_round_without_outputs_leaves_no_teacher(self, world):
         method = FD()
+        assert played(method, world, indices=())[2] == {}
         sent = played(method, world)[2]
         shared = method.combine(total_of(sent), {"prior": torch.ones(5)})
         assert set(shared) == {"prior", "total", "senders", "round"}
         assert set(method.combine(total_of({}), shared)) == {"prior"}
-
-    def test_a_client_that_trained_on_nothing_sends_nothing(self, world):
-        assert played(FD(), world, indices=())[2] == {}
-
-    def test_two_rounds_on_digits(self, digits):
-        plain, method = digits("fedavg"), digits("fd", gamma=1.0)
-        for run in (plain, method):
-            run.play([0, 1])
-        assert all(torch.equal(method.server.weights[k], v) for k, v in plain.server.weights.items())  # none has taught
-        results = method.play([0, 2])
-        for client in (0, 2):
-            assert results[client].loss_terms["distillation"] > 0
-            assert results[client].contributions["held"].tolist() == (method.made.counts[client] > 0).long().tolist()
-        assert all(v.isfinite().all() for v in method.server.weights.values())

@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy
 
@@ -29,7 +29,6 @@ def naive_others(logits, labels):
     return sum(losses) / len(losses)
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     rows=st.integers(1, 5),
     counts=st.lists(st.integers(0, 5000), min_size=1, max_size=7),
@@ -46,7 +45,6 @@ def test_calibrated_logits_equals_a_double_loop(*, rows, counts, tau, missing, d
     torch.testing.assert_close(ours, naive_calibrated(logits, n, tau, missing))
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 3))
 def test_others_equals_a_double_loop(rows, classes, masked):
     logits = torch.randn(rows, classes, dtype=torch.float64)

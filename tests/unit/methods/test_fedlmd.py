@@ -26,7 +26,7 @@ def test_a_majority_label_has_more_samples_than_the_mean_of_all_classes(counts, 
     assert majority_labels(torch.tensor(counts)).tolist() == majority
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 6), st.integers(2, 6), st.floats(0.5, 5), st.integers(0, 10**6))
 def test_distillation_equals_a_loop(rows, classes, tau, seed):
     z, g, y = drawn(rows, classes, seed)

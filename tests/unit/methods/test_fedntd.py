@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from loss_checks import assert_finite, drawn, naive_distillation
 from torch.nn.functional import cross_entropy
@@ -13,7 +13,6 @@ from fl_labelskew_plugins.methods.fedlmd import FedLMD
 from fl_labelskew_plugins.methods.fedntd import FedNTD, not_true_distillation
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(1, 6), st.integers(2, 6), st.floats(0.5, 5), st.integers(0, 10**6))
 def test_distillation_equals_a_loop(rows, classes, tau, seed):
     z, g, y = drawn(rows, classes, seed)

@@ -40,7 +40,6 @@ def prior_of(counts, smoothing):
     return global_prior(smoothed_counts(counts, smoothing=smoothing).sum(0))
 
 
-@settings(max_examples=40, deadline=None)
 @given(HISTOGRAMS, st.floats(1e-3, 1e3))
 def test_equals_double_loops(histograms, smoothing):
     counts = torch.tensor(histograms)
@@ -151,7 +150,7 @@ def test_gaussian_noise_has_its_standard_deviation():
     assert (noisy - counts).double().std().item() == pytest.approx(30, rel=0.02)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.integers(0, 10**6), min_size=1, max_size=5),
     st.floats(1e-3, 1e9),

@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from method_totals import total_of
 
@@ -17,7 +17,6 @@ def naive(logits, labels, weights):
     return total / len(labels)
 
 
-@settings(max_examples=40, deadline=None)
 @given(st.integers(1, 6), st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=5))
 def test_loss_equals_a_loop(rows, weights):
     logits, labels = torch.randn(rows, len(weights), dtype=torch.float64), torch.randint(0, len(weights), (rows,))
