@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from method_totals import total_of
 
@@ -148,23 +148,6 @@ def test_gaussian_noise_has_its_standard_deviation():
     counts = torch.full((100_000,), 10_000)
     noisy = noisy_counts(counts, scale=30.0, noise="gaussian", generator=np.random.default_rng(0))
     assert (noisy - counts).double().std().item() == pytest.approx(30, rel=0.02)
-
-
-@settings(max_examples=60)
-@given(
-    st.lists(st.integers(0, 10**6), min_size=1, max_size=5),
-    st.floats(1e-3, 1e9),
-    st.sampled_from(["laplace", "gaussian"]),
-    st.integers(0, 2**31),
-)
-def test_noisy_counts_are_counts_and_their_prior_a_distribution(counts, scale, noise, seed):
-    generator = np.random.default_rng(seed)
-    noisy = noisy_counts(torch.tensor(counts), scale=scale, noise=noise, generator=generator)
-    assert noisy.dtype == torch.int64
-    assert noisy.min() >= 0
-    prior = prior_of(torch.stack([noisy, torch.tensor(counts)]), 1.0)
-    assert prior.min() >= 0
-    assert prior.sum().item() == pytest.approx(1, rel=1e-4)
 
 
 def test_epsilon_of_the_counts(federation):

@@ -85,9 +85,6 @@ def test_first_round_keeps_the_personalised_model(world):
     private = method.personalised(view.state)
     assert set(view.state) == {f"hpm.{k}" for k in weights}
     assert all(torch.equal(private[k], v) for k, v in weights.items())
-    with torch.no_grad():
-        world.net.classifier.weight.add_(1)
-    assert not torch.equal(private["classifier.weight"], world.net.classifier.weight)  # a copy, not a view
 
 
 @pytest.mark.parametrize("method", [MAP, FedPHP])

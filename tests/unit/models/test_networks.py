@@ -50,11 +50,11 @@ def parameters(module):
     return sum(p.numel() for p in module.parameters())
 
 
-def inputs(kind, samples, shape, dtype=torch.float32):
+def inputs(kind, samples, shape):
     torch.manual_seed(1)
     if kind is CharLSTM:
         return torch.randint(0, 10, (samples, *shape), dtype=torch.uint8)
-    return torch.randn(samples, *shape, dtype=dtype)
+    return torch.randn(samples, *shape)
 
 
 @pytest.mark.parametrize(("kind", "params", "shape", "d", "count"), CASES, ids=NAMES)
@@ -76,18 +76,6 @@ def test_shapes_counts_and_gradients(kind, params, shape, d, count):
         assert torch.isfinite(parameter.grad).all(), name
         if d != 2:  # of two features after a ReLU, both may be zero
             assert parameter.grad.abs().sum() > 0, name
-
-
-@pytest.mark.parametrize("kind", {kind: None for kind, *_ in CASES}, ids=lambda kind: kind.__name__)
-def test_float64_and_seed(kind):
-    params, shape = next((params, shape) for one, params, shape, *_ in CASES if one is kind)
-    net, again = build(kind, params, shape), build(kind, params, shape)
-    for (name, a), b in zip(net.state_dict().items(), again.state_dict().values(), strict=True):
-        assert torch.equal(a, b), name
-    net = net.double().eval()
-    out = net(inputs(kind, 2, shape, torch.float64))
-    assert out.dtype == torch.float64
-    assert torch.isfinite(out).all()
 
 
 # FedMR, table 3: millions of numbers that a client sends, without and with prototypes, batch normalisation's running
