@@ -16,13 +16,10 @@ from fl_labelskew_plugins.runtimes.transport import Kind, Message, reason
 ROOT = Path(__file__).parents[2]
 
 
-def test_names_are_cut_and_clean():
+def test_foreign_text_is_cut_and_made_fit_for_one_line():
     assert words.few([]) == ""
     assert words.few(["a\x1b[31m\n", "b" * 100]) == f"a?[31m?, {'b' * 37}..."
     assert words.few([str(n) for n in range(1000)]) == "0, 1, 2, 3, 4, 5, 6, 7, 8, ... 999"
-
-
-def test_foreign_text_is_made_fit_for_one_line():
     assert words.clean("ä b", 3) == "ä b"
     assert words.clean("two\nlines\u2028\u202e\x9b") == "two?lines???"
     assert words.clean("x" * 300_000) == "x" * 197 + "..."

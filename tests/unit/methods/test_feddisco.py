@@ -44,16 +44,6 @@ def test_weights_and_mean_of_a_round_equal_a_loop(digits, metric):
         torch.testing.assert_close(value.double(), mean, atol=1e-6, rtol=1e-5)
 
 
-def test_missing_uploads_do_not_count(digits):
-    run = digits("feddisco", of=3)
-    results = {client: run.fit(client) for client in (0, 2)}
-    run.server.run_round([0, 1, 2], [run.made.sizes[k] for k in range(3)], iter(results.items()))
-    w = [float(results[k].contributions["weight"]) for k in (0, 2)]
-    name = "classifier.bias"
-    mean = (w[0] * results[0].upload[name] + w[1] * results[2].upload[name]) / sum(w)
-    torch.testing.assert_close(run.server.weights[name], mean)
-
-
 def test_without_discrepancy_the_mean_is_fedavgs(digits):
     disco, plain = digits("feddisco", a=0.0, b=0.0), digits("fedavg")
     for clients in ([0, 1], [1, 2]):

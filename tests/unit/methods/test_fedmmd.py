@@ -1,5 +1,3 @@
-from dataclasses import replace
-
 import pytest
 import torch
 from loss_checks import assert_finite
@@ -20,16 +18,3 @@ def test_the_servers_model_is_kept_next_to_the_trained_model(world):
     before = {k: v.clone() for k, v in view.scratch["teacher"].state_dict().items()}
     assert_finite(sum(terms.values()), *world.net.parameters())
     assert all(torch.equal(v, before[k]) for k, v in view.scratch["teacher"].state_dict().items())
-
-
-@pytest.mark.parametrize("last", [1, 2])
-def test_a_batch_of_one_sample_moves_like_cross_entropy(digits, last):
-    def moved(method, samples):
-        run = digits(method)
-        settings = replace(run.trainer.settings, batch_size=64, learning_rate=0.01, momentum=0.9)
-        indices = {**run.trainer.indices, 0: run.trainer.indices[0][:samples]}
-        run.trainer = replace(run.trainer, settings=settings, indices=indices)
-        result = run.fit(0)
-        return sum((result.upload[k] - v).square().sum().item() for k, v in run.made.start.items()) ** 0.5
-
-    assert moved("fedmmd", 64 + last) < 1.1 * moved("fedavg", 64 + last)

@@ -7,9 +7,6 @@ from hypothesis import strategies as st
 from loss_checks import assert_finite, drawn, naive_distillation
 from torch.nn.functional import cross_entropy
 
-from fl_labelskew_plugins.methods import combined
-from fl_labelskew_plugins.methods.fedlc import FedLC, calibrated_logits
-from fl_labelskew_plugins.methods.fedlmd import FedLMD
 from fl_labelskew_plugins.methods.fedntd import FedNTD, not_true_distillation
 
 
@@ -43,18 +40,3 @@ def test_the_teacher_is_the_servers_model(world):
     assert terms["distillation"].item() == pytest.approx(0.3 * expected, rel=1e-4)
     assert_finite(sum(terms.values()), *world.net.parameters())
     assert all(p.grad is None for p in view.scratch["teacher"].parameters())
-
-
-def test_combines_with_calibrations_and_other_terms(world):
-    """The distillation is of the network's logits, not of calibrated ones."""
-    both = combined.combine({"fedlc": FedLC(), "fedntd": FedNTD(), "fedlmd": FedLMD()})
-    view = world.client()
-    both.before_round(view)
-    server = view.frozen(world.net.state_dict())
-    batch = world.batch()
-    terms = both.loss(batch, view)
-    assert list(terms) == ["cross_entropy", "fedlmd.distillation", "fedntd.distillation"]
-    lowered = calibrated_logits(batch.logits, world.counts, tau=1.0)
-    assert torch.equal(terms["cross_entropy"], cross_entropy(lowered, batch.labels))
-    expected = naive_distillation(batch.logits, server(batch.inputs), batch.labels, 1.0)
-    assert terms["fedntd.distillation"].item() == pytest.approx(expected, rel=1e-4)
