@@ -13,13 +13,13 @@ from fl_labelskew_registry import (
     ClientView,
     Data,
     Dataset,
-    Federation,
     LabelSkewError,
     Method,
     Network,
     Optimizer,
     Stage,
 )
+from fl_labelskew_registry.testing import FEDERATION
 from torch import nn
 
 from fl_labelskew_plugins.checked import HookError, checked
@@ -29,12 +29,11 @@ from fl_labelskew_plugins.params import Params
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.runtimes.options import RunOptions
 
-RUN = Federation(2, 2, 2, 2, 3, 5, 16, 8, 0)
 LOGITS, BATCH = torch.zeros(4, 3, requires_grad=True), torch.tensor([0, 0, 1, 1])
 
 
 def view():
-    return ClientView(0, 0, torch.tensor([2, 6, 0]), {}, {}, torch.Generator(), 1, RUN)
+    return ClientView(0, 0, torch.tensor([2, 6, 0]), {}, {}, torch.Generator(), 1, FEDERATION)
 
 
 def batch():
@@ -64,7 +63,7 @@ def leaves(value):
 CALLED_WITH = {
     "terms": (batch(), view()), "loss": (batch(), view()), "calibrate": (LOGITS, view()), "combine": ([], {}),
     "private_logits": (torch.zeros(4, 1), view()), "open": ([],), "personalised": ({},),
-    "stages": (2,), "step": (None,), "build": ((1,), 3), "load": (), "contribution_shapes": (RUN,),
+    "stages": (2,), "step": (None,), "build": ((1,), 3), "load": (), "contribution_shapes": (FEDERATION,),
 }  # fmt: skip
 """What a run gives each hook; all others get a client's view."""
 ONE, HALF, TERMS = torch.ones(()), torch.ones(3).half(), "Mapping[str, Tensor]"

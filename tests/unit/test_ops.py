@@ -3,7 +3,8 @@ import math
 import pytest
 import torch
 from fl_labelskew_registry import Total
-from fl_labelskew_registry.contracts import ClientView, Federation
+from fl_labelskew_registry.contracts import ClientView
+from fl_labelskew_registry.testing import FEDERATION
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import cross_entropy, linear
@@ -12,8 +13,7 @@ from fl_labelskew_plugins import ops
 
 
 def view() -> ClientView:
-    run = Federation(1, 1, 1, 1, 2, 1, 1, 1, 0)
-    return ClientView(0, 0, torch.ones(2), {}, {}, torch.Generator(), 1, run)
+    return ClientView(0, 0, torch.ones(2), {}, {}, torch.Generator(), 1, FEDERATION)
 
 
 def naive_restricted(logits, counts, alpha, min_count, scaling):

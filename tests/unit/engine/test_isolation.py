@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from error_messages import message
-from fl_labelskew_registry import Method, Optimizer
 from recipe_texts import DIGITS
 from torch import nn
 from torch.nn.utils import parametrize
@@ -18,7 +17,8 @@ from fl_labelskew_plugins.engine.aggregate import origin
 from fl_labelskew_plugins.engine.isolation import Baseline
 from fl_labelskew_plugins.engine.local import load, snapshot
 from fl_labelskew_plugins.engine.server import Server
-from fl_labelskew_plugins.params import Params
+from fl_labelskew_plugins.methods.fedavg import FedAvg
+from fl_labelskew_plugins.optimizers.fedavg import FedAvgOptimizer
 from fl_labelskew_plugins.recipe import parse, yaml
 from fl_labelskew_plugins.runs import session
 
@@ -121,11 +121,7 @@ def fit(made, client=1, round=0, **more):
     return turn.fit(made.trainer, client, round, made.start, **{"times_selected": 1} | more)
 
 
-class Plain(Method):
-    Params = Params
-
-
-class Changes(Plain):
+class Changes(FedAvg):
     """Change for client 0 everything that a method may change in one turn."""
 
     def before_round(self, client):
@@ -159,7 +155,7 @@ def test_a_client_s_turn_does_not_change_the_next_one_s():
     assert after.state["centre"].tolist() == shared["centre"].tolist() == [0, 0]
 
 
-class Opens(Plain):
+class Opens(FedAvg):
     """Sends a number of the network before round 0, with dropout's draws, after a change of the weights."""
 
     def opening_shapes(self, federation):
@@ -181,7 +177,7 @@ def test_an_opening_does_not_change_the_next_one():
     assert torch.equal(torch.get_rng_state(), drawn)
 
 
-class FreezesHead(Plain):
+class FreezesHead(FedAvg):
     def before_round(self, client):
         client.model.classifier.weight.requires_grad_(False)
 
@@ -205,7 +201,7 @@ class Helper:
     calls = 0
 
 
-class Keeps(Plain):
+class Keeps(FedAvg):
     """A method with attributes of many kinds; ``change``: the change by each hook."""
 
     names = []  # noqa: RUF012  # a mistake that people make
@@ -275,8 +271,7 @@ def hook(name, *, of=Keeps):
     return type("A", (of,), {name: changing})
 
 
-class Counts(Optimizer):
-    Params = Params
+class Counts(FedAvgOptimizer):
     n = 0
 
 

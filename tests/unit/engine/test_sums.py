@@ -183,19 +183,15 @@ def test_an_empty_sum_changes_nothing():
     assert run.server.weights is run.made.start
 
 
-def test_a_change_beyond_the_clip_is_a_one_line_error_of_the_client():
+def test_changes_beyond_the_clip_and_non_finite_weights_are_one_line_errors_of_the_client():
     run = Federation(SECURE, "comm_args.secure_clip=0.001")
     line = message(lambda: list(run.sealed(2, [1])), kind=RunError)
     assert line.startswith("round 3: client 1: the change of body.1.weight reaches 0.")
     assert line.endswith(", but the maximum is 0.001; use a larger comm_args.secure_clip")
-
-
-def test_non_finite_weights_are_a_one_line_error_of_the_client():
-    run = Federation(SECURE)
-    ((client, result),) = run.results(0, [1])
+    ((_, result),) = run.results(0, [1])
     result.upload["classifier.bias"][0] = torch.nan
     with pytest.raises(RunError, match=r"^round 1: client 1: classifier.bias is not finite, training diverged; use a "):
-        run.made.sums.sealed(client, 0, run.made.start, result)
+        run.made.sums.sealed(1, 0, run.made.start, result)
 
 
 @pytest.mark.parametrize("upload", [{}, {VECTOR: torch.zeros(3, dtype=torch.int32)}, {"w": torch.zeros(2)}])

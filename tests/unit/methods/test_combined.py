@@ -5,12 +5,13 @@ from typing import ClassVar
 import pytest
 import torch
 from error_messages import message
-from fl_labelskew_registry import Batch, Method
+from fl_labelskew_registry import Batch
 from method_totals import total_of
 from recipe_texts import cross_silo
 from torch.nn.functional import cross_entropy
 
 from fl_labelskew_plugins.methods import combined
+from fl_labelskew_plugins.methods.fedavg import FedAvg
 from fl_labelskew_plugins.methods.fedlc import FedLC, calibrated_logits
 from fl_labelskew_plugins.methods.fedmr import FedMR, intra_class_loss
 from fl_labelskew_plugins.methods.fedphp import FedPHP
@@ -19,7 +20,6 @@ from fl_labelskew_plugins.methods.fedrs import FedRS
 from fl_labelskew_plugins.methods.fedshift import FedShift, shifted_logits
 from fl_labelskew_plugins.methods.map import MAP
 from fl_labelskew_plugins.ops import restricted_logits
-from fl_labelskew_plugins.params import Params
 from fl_labelskew_plugins.recipe import parse, schema
 from fl_labelskew_plugins.runtimes.silo import facts
 
@@ -91,10 +91,9 @@ def test_the_order_of_additive_methods_does_not_matter(digits):
     assert not any(name.startswith("moon") for name in first.shared)
 
 
-class Confident(Method):
+class Confident(FedAvg):
     """A method with a term of the calibrated logits, a calibration and an opening."""
 
-    Params = Params
     sends: ClassVar = {"n": "counts"}
 
     def opening_shapes(self, federation):
@@ -131,12 +130,6 @@ def test_a_part_has_its_own_state_and_all_calibrations(samples):
     assert {**client.state} == {"one/calls": 1, "two/calls": 1}
 
 
-def test_fedproc_is_additive_with_a_constant_weight():
-    assert not FedProc().additive()
-    assert FedProc(FedProc.Params(schedule="constant")).additive()
-    assert FedProc(FedProc.Params(mu=0)).additive()
-
-
 def test_a_combination_has_the_properties_of_its_parts():
     logits = combined.combine({"fedrs": FedRS(), "fedlc": FedLC()})
     assert logits.logits_only()
@@ -148,8 +141,10 @@ def test_a_combination_has_the_properties_of_its_parts():
     assert both.uses("contribute")
     assert both.uses("opening")
     assert not both.uses("stages", "personalised")
-    assert "Classifier Shift" in both.paper
     assert "Manifold Reshaping" in both.paper
+    assert not FedProc().additive()
+    assert FedProc(FedProc.Params(schedule="constant")).additive()
+    assert FedProc(FedProc.Params(mu=0)).additive()
 
 
 @pytest.mark.parametrize(

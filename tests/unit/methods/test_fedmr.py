@@ -256,8 +256,8 @@ class TestMethod:
         ("method", "unused", "used"),
         [
             ("fedproc", {"schedule": "constant", "mu": 0.0}, {"mu": 1e-30}),
-            ("fedmr", {"prototypes": "after", "mu2": 0.0}, {"mu2": 1e-30}),
-            ("fedmr", {"prototypes": "running", "lite": 0}, {"mu2": 1e-30, "lite": "null"}),
+            ("fedmr", {"prototypes": "running", "mu2": 0.0}, {"mu2": 1e-30}),
+            ("fedmr", {"lite": 0}, {"mu2": 1e-30, "lite": "null"}),
         ],
     )
     def test_prototypes_that_nobody_uses_are_not_sent_and_nothing_else_changes(self, digits, method, unused, used):

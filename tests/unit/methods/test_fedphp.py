@@ -1,7 +1,6 @@
 """The inherited private model is tested in test_map.py."""
 
 import pytest
-import torch
 
 from fl_labelskew_plugins.methods.fedphp import FedPHP
 
@@ -10,8 +9,3 @@ from fl_labelskew_plugins.methods.fedphp import FedPHP
 def test_one_stage_that_is_uploaded(epochs):
     (stage,) = FedPHP().stages(epochs)
     assert (stage.name, stage.epochs, stage.upload) == ("personalise", epochs, True)
-
-
-def test_logits_are_never_restricted(world):
-    logits = torch.randn(2, 5)
-    assert FedPHP().calibrate(logits, world.client(stage="personalise")) is logits

@@ -177,11 +177,7 @@ def test_deep_networks_without_normalisation_keep_the_scale_of_activations():
     assert 0.05 < build(SACNN, {}, (256,)).features(torch.randn(64, 256)).std() < 10
 
 
-def test_wide_resnet_has_the_depth_of_the_paper():
-    with torch.device("meta"):
-        net = build(WideResNet, {}, (3, 32, 32))
-    convolutions = [m for m in net.modules() if isinstance(m, torch.nn.Conv2d) and m.kernel_size == (3, 3)]
-    assert len(convolutions) == 28 - 4 + 1  # the stem; the depth also counts three shortcuts and the classifier
+def test_wide_resnet_halves_the_picture_twice():
     small = build(WideResNet, {"depth": 10, "widen": 1}, (3, 32, 32)).eval()
     shapes = []
     for block in small.body[1:4]:

@@ -3,13 +3,13 @@
 import pytest
 import rounds
 import torch
-from fl_labelskew_registry import Federation, Method
+from fl_labelskew_registry import Federation
 from torch import nn
 
 from fl_labelskew_plugins.engine.local import LocalSettings, LocalTrainer, snapshot
 from fl_labelskew_plugins.engine.samples import Samples
 from fl_labelskew_plugins.engine.server import Server
-from fl_labelskew_plugins.params import Params
+from fl_labelskew_plugins.methods.fedavg import FedAvg
 
 
 class Point(nn.Module):
@@ -27,10 +27,8 @@ class Point(nn.Module):
         return self.classifier(self.features(x))
 
 
-class Quadratic(Method):
+class Quadratic(FedAvg):
     """Client k minimises ``a_k/2 (w - b_k)^2``, for any samples; twice that in the stage ``double``."""
-
-    Params = Params
 
     def __init__(self, a, b, stages=None):
         super().__init__()

@@ -5,20 +5,20 @@ import math
 import pytest
 import rounds
 import torch
-from fl_labelskew_registry import Federation, Method
+from fl_labelskew_registry import Federation
 from torch import nn
 
 from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.engine.local import LocalSettings, LocalTrainer, snapshot
 from fl_labelskew_plugins.engine.samples import Samples
 from fl_labelskew_plugins.engine.server import Server
+from fl_labelskew_plugins.methods.fedavg import FedAvg
 from fl_labelskew_plugins.models.base import FeatureNet
 from fl_labelskew_plugins.optimizers.feddyn import FedDyn
 from fl_labelskew_plugins.optimizers.fednova import FedNova
 from fl_labelskew_plugins.optimizers.fedopt import FedOpt
 from fl_labelskew_plugins.optimizers.mime import Mime
 from fl_labelskew_plugins.optimizers.scaffold import SCAFFOLD
-from fl_labelskew_plugins.params import Params
 
 CLASSES, RATE, BATCH = 3, 0.2, 3
 SIZES = (7, 4, 5)
@@ -26,10 +26,8 @@ LABELS = torch.tensor([0, 0, 1, 0, 1, 1, 0, 1, 1, 1, 1, 2, 2, 0, 2, 2])
 ROUNDS = [(0, 1, 2), (0, 1), (2,), (1, 2), (0, 1, 2)]  # class 2 is missing in the second round, class 1 in the third
 
 
-class Spread(Method):
+class Spread(FedAvg):
     """Cross-entropy plus ``spread`` times the variance of a batch's features: not additive over samples."""
-
-    Params = Params
 
     def __init__(self, spread):
         super().__init__()
@@ -138,10 +136,6 @@ def mapped(function, *tensors):
     return {name: function(*(part[name] for part in tensors)) for name in tensors[0]}
 
 
-def uniform(sent):
-    return mapped(lambda *values: sum(values) / len(values), *sent.values())
-
-
 def same(got, expected):
     for name, value in expected.items():
         torch.testing.assert_close(got[name], value, rtol=1e-9, atol=1e-11)
@@ -210,7 +204,7 @@ def test_mime(decay, by_class):
 
             sent[k], _ = three.train(w, number, k, direction)
             gradients[k] = three.whole_gradient(w, number, k)
-        c = uniform(gradients)
+        c = mapped(lambda *values: sum(values) / len(values), *gradients.values())
         s = mapped(lambda a, b: (1 - beta) * a + beta * b, c, s)
         w = three.mean(w, sent)
     same(three.play(Mime(Mime.Params(server_momentum=beta))), w)

@@ -1,18 +1,16 @@
 from collections import UserList
 
 import pytest
-from fl_labelskew_registry import Optimizer, RunError, Stage
+from fl_labelskew_registry import RunError, Stage
 
 from fl_labelskew_plugins.engine.turn import fit
+from fl_labelskew_plugins.optimizers.fedavg import FedAvgOptimizer
 from fl_labelskew_plugins.optimizers.feddc import FedDC
 from fl_labelskew_plugins.optimizers.mime import Mime
 from fl_labelskew_plugins.optimizers.scaffold import SCAFFOLD
-from fl_labelskew_plugins.params import Params
 
 
-class Adds(Optimizer):
-    Params = Params
-
+class Adds(FedAvgOptimizer):
     def __init__(self):
         super().__init__()
         self.steps = UserList()  # which a run does not look into

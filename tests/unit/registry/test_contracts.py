@@ -1,8 +1,11 @@
 import pytest
 import torch
-from fl_labelskew_registry import HOOKS, Batch, ClientView, Method, Optimizer, Total
+from fl_labelskew_registry import HOOKS, Batch, ClientView, Method, Total
 from fl_labelskew_registry.testing import FEDERATION
 from pydantic import BaseModel
+
+from fl_labelskew_plugins.optimizers.fedprox import FedProx
+from fl_labelskew_plugins.optimizers.scaffold import SCAFFOLD
 
 
 class Plain(Method):
@@ -47,12 +50,6 @@ def test_overridden_hooks_of_a_plugin():
         def personalised(self, state):
             return dict(state)
 
-    class Steps(Optimizer):
-        Params = Plain.Params
-
-        def step(self, round):
-            return round.old
-
     assert not Plain().uses(*HOOKS[Method])
     assert Sends().uses("contribute")
     assert not Sends().uses("opening", "stages")
@@ -60,7 +57,7 @@ def test_overridden_hooks_of_a_plugin():
     assert Inherits().personalises()
     assert Plain().logits_only()
     assert not Sends().logits_only()
-    assert Steps().uses("step")
-    assert not Steps().uses("correct", "finish")
+    assert SCAFFOLD().uses("step")
+    assert not FedProx().uses("step", "finish")
     with pytest.raises(AttributeError):
         Plain().uses("openings")
