@@ -20,6 +20,7 @@ from fl_labelskew_registry import (
     Stage,
 )
 from fl_labelskew_registry.testing import FEDERATION
+from recipe_texts import SKEWED
 from torch import nn
 
 from fl_labelskew_plugins.checked import HookError, checked
@@ -243,14 +244,6 @@ def test_a_bug_of_this_package_keeps_its_traceback():
     assert any("contracts.py" in frame.filename for frame in traceback.extract_tb(caught.value.__traceback__))
 
 
-RECIPE = """\
-data_args: {dataset: digits}
-partition_args: {partition_method: pcdd, classes_per_client: 5}
-model_args: {model: mlp, hidden: [4]}
-train_args: {client_num_in_total: 2, comm_round: 2, batch_size: 256}
-method_args: {method: fedavg}
-device_args: {threads: 1}
-"""
 HEAD = """\
 import torch
 from torch import nn
@@ -273,7 +266,7 @@ NAMED = {
 def attempt(register, tmp_path):
     """Run a recipe with a plugin of this body; the error that it ends with, and the plugin's module."""
     path = tmp_path / "recipe.yaml"
-    path.write_text(RECIPE)
+    path.write_text(SKEWED)
 
     def attempt(kind, body, *overrides):
         contract, named = NAMED[kind]
@@ -298,8 +291,8 @@ IN_RUNS = [
     ),
     (
         "methods",
-        "def before_round(self, client): client.model.classifier = nn.Linear(4, 12)",
-        "A.before_round ({}) left a network whose classifier.weight has the shape (12, 4), expected (10, 4); keep "
+        "def before_round(self, client): client.model.classifier = nn.Linear(8, 12)",
+        "A.before_round ({}) left a network whose classifier.weight has the shape (12, 8), expected (10, 8); keep "
         "names and shapes of client.model; keep a client-specific head in client.scratch and return its "
         "parameters from private_parameters",
     ),

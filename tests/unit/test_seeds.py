@@ -1,4 +1,5 @@
 import hashlib
+import itertools
 import random
 import re
 from pathlib import Path
@@ -14,14 +15,8 @@ from fl_labelskew_plugins import seeds
 def test_streams_are_fixed_and_distinct():
     # the same on every machine: results of a recipe can be remade
     assert seeds.torch_seed(0, "batches", 3, 5) == 4774640304652707098
-    draws = {
-        seeds.torch_seed(seed, purpose, round, client)
-        for seed in (0, 1)
-        for purpose in ("batches", "method")
-        for round in (0, 1)
-        for client in (0, 1)
-    }
-    assert len(draws) == 16
+    keys = itertools.product((0, 1), ("batches", "method"), (0, 1), (0, 1))
+    assert len({seeds.torch_seed(*key) for key in keys}) == 16
 
 
 def test_streams_of_data_and_partitions_are_unchanged():

@@ -38,6 +38,8 @@ def test_hpm_momentum():
 def test_stages(epochs, first, second):
     stages = [(stage.name, stage.epochs, stage.upload) for stage in MAP().stages(epochs)]
     assert stages == [("aggregate", first, True), ("personalise", second, False)]
+    (stage,) = FedPHP().stages(epochs)
+    assert (stage.name, stage.epochs, stage.upload) == ("personalise", epochs, True)
 
 
 def test_the_first_stage_is_restricted_the_second_is_not(world):

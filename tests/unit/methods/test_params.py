@@ -8,13 +8,9 @@ METHODS = [e.name for e in catalog.entries("methods") if e.distribution == "fl-l
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_an_unknown_option_is_refused(name):
+def test_an_unknown_option_is_refused_and_uploads_are_weighted_by_samples_unless_the_paper_differs(name):
     with pytest.raises(ValidationError, match="Extra inputs"):
         catalog.load("methods", name).Params(unknown=1)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_uploads_are_weighted_by_samples_unless_the_paper_differs(name):
     others = {"fedrs": "uniform", "map": "uniform", "fedphp": "uniform", "fedshift": "population"}
     others["feddisco"] = "declared"
     assert catalog.load("methods", name)().aggregation == others.get(name, "samples")
