@@ -1,4 +1,3 @@
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,8 +11,6 @@ from fl_labelskew_plugins.runs import session
 from fl_labelskew_plugins.runs.folder import RunFolder, summary
 from fl_labelskew_plugins.runtimes import wire
 from fl_labelskew_plugins.runtimes.transport import Kind, Message, reason
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_foreign_text_is_cut_and_made_fit_for_one_line():

@@ -43,9 +43,6 @@ def test_deviation_bound_by_loops():
     ratio, bounds = pairs(bound, torch.tensor([20, 6, 0, 4]))
     assert ratio.tolist() == pytest.approx([20 / 6, 5.0, 1.5])
     assert torch.equal(bounds, torch.stack([bound[0, 1], bound[0, 3], bound[1, 3]]))
-
-
-def test_an_undefined_deviation_bound_gives_no_pair():
     p = torch.tensor([[1.0, 0.0], [0.5, 0.5]])
     ratio, bounds = pairs(deviation_bound(p, torch.ones(2, 2), torch.tensor([0, 1])), torch.tensor([1, 1]))
     # D_01 = 0.5 * 2 / (0 * 2) is infinite, and D_10 = 0 * 2 / (0.5 * 2) is not above 0

@@ -2,19 +2,24 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from loss_checks import assert_finite, drawn, naive_distillation
 from torch.nn.functional import cross_entropy
 
+from fl_labelskew_plugins.methods.fedlmd import majority_labels
 from fl_labelskew_plugins.methods.fedntd import FedNTD, not_true_distillation
 
 
-@given(st.integers(1, 6), st.integers(2, 6), st.floats(0.5, 5), st.integers(0, 10**6))
-def test_distillation_equals_a_loop(rows, classes, tau, seed):
+@settings(max_examples=100)
+@given(st.integers(1, 6), st.integers(2, 6), st.floats(0.5, 5), st.booleans(), st.integers(0, 10**6))
+def test_distillation_equals_a_loop(rows, classes, tau, masks, seed):
+    """With ``masks``, as in FedLMD."""
     z, g, y = drawn(rows, classes, seed)
-    ours = not_true_distillation(z, g, y, tau=tau)
-    assert ours.item() == pytest.approx(naive_distillation(z, g, y, tau), rel=1e-9, abs=1e-12)
+    counts = torch.randint(5, (classes,), generator=torch.Generator().manual_seed(seed))
+    majority = majority_labels(counts) if masks else None
+    ours = not_true_distillation(z, g, y, tau=tau, masked=majority)
+    assert ours.item() == pytest.approx(naive_distillation(z, g, y, tau, majority), rel=1e-9, abs=1e-12)
 
 
 def test_hand_numbers():

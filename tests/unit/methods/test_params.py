@@ -38,13 +38,10 @@ AS_PRINTED = {"scale": "paper", "negatives": "observed"}
 @pytest.mark.parametrize(
     ("name", "params", "lines"),
     [
-        ("fd", {"gamma": 0.0}, []),
-        ("feddecorr", {"beta": 0.0}, []),
         ("feddecorr", {"scale": "code"}, ["1e-8 is added to the variance", "scale: code omits the diagonal"]),
         ("fedlc", {}, ["denominator: full keeps", "tau: 1; the paper gives no", "missing: one counts a class"]),
         ("fedlc", {"tau": 0.0, "denominator": "others"}, []),
         ("fedlc", {"tau": 0.0, "missing": "mask", "denominator": "others"}, ["missing: mask removes a class without"]),
-        ("fedlmd", {"beta": 0.0, "teacher": "uniform"}, []),
         ("fedlmd", {"teacher": "uniform"}, ["a sample of the only minority", "teacher: uniform: targets sum to 1"]),
         ("fedmr", {"prototypes": "running"}, ["scale: code is", "negatives: all uses", "prototypes: running averages"]),
         ("fedmr", AS_PRINTED, ["scale: paper divides the variance by n - 1"]),
@@ -59,13 +56,11 @@ AS_PRINTED = {"scale": "paper", "negatives": "observed"}
         ("fedvls", {"suppression": 1.0, "form": "paper"}, []),
         ("fedvls", {"suppression": 0.0}, []),
         ("fedvls", {"calibration": "none"}, ["calibration: none is plain cross-entropy", "suppression:", "form: code"]),
-        ("flda", {"general_share": 1.0}, []),
         ("flda", {}, ["the gate is linear in the general model's features", "mixture: logits mixes logits"]),
         ("flda", {"general_share": 0.5, "mixture": "probabilities"}, ["general_share: a fixed share replaces"]),
         ("map", {"mu0": 0.0}, []),
         ("map", {"scaling": "proportional"}, ["hpm_count: text counts this round", "scaling: proportional scales"]),
         ("moon", {}, ["the contrast uses the network's features"]),
-        ("moon", {"mu": 0.0}, []),
         ("moon", {"projection": "mlp"}, ["projection: mlp projects features only for the contrast"]),
     ],
 )

@@ -1,12 +1,11 @@
 import numpy as np
 import pytest
 from error_messages import message
-from fl_labelskew_registry import LabelSkewError, Partitioner, entries, load, testing
+from fl_labelskew_registry import entries, load
 from fl_labelskew_registry.testing import check_dataset, check_method, check_network, check_optimizer, check_partition
 
 from fl_labelskew_plugins.models.mlp import MLP
 from fl_labelskew_plugins.optimizers.fedopt import FedOpt
-from fl_labelskew_plugins.params import Params
 from fl_labelskew_plugins.partition.iid import IID
 
 
@@ -41,13 +40,3 @@ def test_checks_accept_plugins_of_this_package(check, plugin):
 def test_a_defect_is_one_line(check, base, hook, answer, line):
     plugin = type("A", (base,), {hook: lambda self, *args, **more: answer})
     assert message(lambda: check(plugin), kind=AssertionError).startswith(line)
-
-
-def test_a_plugin_s_own_error_is_passed_on():
-    class Refuses(Partitioner):
-        Params = Params
-
-        def split(self, labels, groups, **more):
-            raise LabelSkewError("too few samples")
-
-    assert "too few samples" in message(lambda: testing.check_partition(Refuses))
