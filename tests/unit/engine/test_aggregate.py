@@ -153,10 +153,8 @@ def test_a_non_finite_loss_term_is_reported_unless_the_weights_are_non_finite():
 def test_negative_variances_of_batch_normalisation_are_refused():
     """With them the features of all other clients would be NaN, and their uploads would be refused."""
     old = {"norm.running_var": torch.ones(2), "norm.running_mean": torch.zeros(2)}
-    for value, refused in ((-5.0, True), (0.0, False)):
-        upload = {"norm.running_var": torch.tensor([1.0, value]), "norm.running_mean": torch.full((2,), -1.0)}
-        check = partial(check_result, upload, {}, old, {}, Method(), FedAvgOptimizer(), where="upload of client 2")
-        if refused:
-            assert message(check, kind=RunError) == "upload of client 2: norm.running_var has negative variances"
-        else:
-            check()
+    upload = {"norm.running_var": torch.tensor([1.0, 0.0]), "norm.running_mean": torch.full((2,), -1.0)}
+    check = partial(check_result, upload, {}, old, {}, Method(), FedAvgOptimizer(), where="upload of client 2")
+    check()
+    upload["norm.running_var"][1] = -5.0
+    assert message(check, kind=RunError) == "upload of client 2: norm.running_var has negative variances"

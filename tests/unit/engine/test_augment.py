@@ -77,7 +77,6 @@ def test_augment_only_in_training():
 @pytest.mark.parametrize(
     ("x", "names", "line"),
     [
-        (np.zeros((4, 6), np.float32), ["flip"], r"is for images, this data set has samples of shape \(6,\) and type"),
         (np.zeros((4, 80), np.uint8), ["crop"], r"is for images, .* type uint8; use train_args.augment: \[\]"),
         (np.zeros((4, 3, 8, 8), "f4"), ["colour"], "colour needs uint8 images with 1 or 3 channels, this data set"),
         (np.zeros((4, 2, 8, 8), np.uint8), ["colour"], "colour needs uint8 images with 1 or 3 channels"),

@@ -111,9 +111,8 @@ def test_baseline_restores_the_network(change):
 
 
 def make(method=None, optimizer=None, *overrides):
-    text = yaml.write(DIGITS)
     objects = {} if method is None else {"method_args": method}
-    made = session.build(parse.parse(text, overrides=overrides, objects=objects))
+    made = session.build(parse.parse(yaml.write(DIGITS), overrides=overrides, objects=objects))
     return made if optimizer is None else replace(made, trainer=replace(made.trainer, optimizer=optimizer))
 
 

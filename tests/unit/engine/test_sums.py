@@ -16,8 +16,6 @@ SECURE = "comm_args.secure_aggregation=true"
 
 
 class Federation(LocalFederation):
-    """Without secure aggregation, or with it."""
-
     def __init__(self, *overrides):
         super().__init__(SKEWED, *overrides)
 

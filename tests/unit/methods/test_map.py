@@ -69,10 +69,6 @@ def test_the_private_model_teaches_in_the_second_stage(world, method, transfer, 
     else:
         expected = mmd(batch.features, teacher.features(batch.inputs)).item()
     assert terms["transfer"].item() == pytest.approx(weight * expected, rel=1e-4)
-    before = {k: v.clone() for k, v in view.scratch["teacher"].state_dict().items()}
-    sum(terms.values()).backward()
-    assert all(torch.equal(v, before[k]) for k, v in view.scratch["teacher"].state_dict().items())
-    assert not view.scratch["teacher"].training
     view.stage = "aggregate"
     assert list(method.loss(world.batch(), view)) == ["cross_entropy"]
 

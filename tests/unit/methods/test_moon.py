@@ -61,9 +61,6 @@ def test_later_rounds_contrast_the_servers_model_with_the_last_local_model(world
     expected = naive(batch.features, server.features(batch.inputs), previous.features(batch.inputs), 0.7)
     assert terms["contrast"].item() == pytest.approx(5 * expected, rel=1e-5)
     assert_finite(sum(terms.values()), *world.net.parameters())
-    for teacher in view.scratch["moon.teachers"]:
-        assert not teacher.training
-        assert all(p.grad is None for p in teacher.parameters())
     method.after_round(view)
     assert torch.equal(view.state["moon.body.0.weight"], world.net.body[0].weight)
 

@@ -229,7 +229,6 @@ def test_fednova(by_class):
 
 @BY_CLASS
 def test_fedopt(by_class):
-    """Momentum and learning rate on the server, with the weights of the mean."""
     three = Three(by_class=by_class)
     w, momentum = three.start, zeros(three.start)
     for number, clients in enumerate(ROUNDS):
