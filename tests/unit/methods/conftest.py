@@ -146,13 +146,14 @@ class Digits(LocalFederation):
         inputs, labels = next(turn.batches()[0])
         return turn.view, Batch(inputs, *self.trainer.forward(self.trainer.model, inputs), labels)
 
-    def play(self, clients):
-        """One round; returns the results by client."""
+    def play(self, clients, asked=None):
+        """One round of these clients, of whom more may have been ``asked``; returns the results by client."""
         results = {client: self.fit(client) for client in clients}
         for client, result in results.items():
             self.server.check(client, self.round, result)
-        sizes = [self.made.sizes[k] for k in clients]
-        self.server.run_round(clients, sizes, iter(results.items()), round=self.round)
+        asked = asked or clients
+        sizes = [self.made.sizes[k] for k in asked]
+        self.server.run_round(asked, sizes, iter(results.items()), round=self.round)
         self.round += 1
         return results
 

@@ -50,6 +50,7 @@ AS_PRINTED = {"scale": "paper", "negatives": "observed"}
         ("fedntd", {"beta": 0.0, "tau": 3.0}, []),
         ("fedntd", {"tau": 3.0}, ["tau: the distillation is multiplied by tau^2"]),
         ("fedphp", {"hpm_count": "algorithm"}, ["hpm_count: algorithm omits this round"]),
+        ("fedproc", {"schedule": "constant"}, ["prototypes and contrast use", "schedule: constant keeps the weight"]),
         ("fedrs", {"scaling": "proportional"}, ["scaling: proportional scales rare observed classes too"]),
         ("fedshift", {"denominator": "participants"}, ["denominator: participants weights by the round's samples"]),
         ("fedshift", {"count_noise": 1.0}, ["count_noise: the prior comes from noisy class counts"]),
