@@ -92,9 +92,8 @@ def test_an_impossible_discrepancy_counts_as_the_nearest_possible_one(world, val
 
 @pytest.mark.parametrize("other", ["fedlc", "fedmr"])
 def test_a_combination_is_weighted_by_its_last_method(digits, other):
-    """Missing uploads do not count."""
     run, single = digits(f"{other}+feddisco"), digits("feddisco")
-    results, plain = run.play([0, 1], asked=[0, 1, 2]), single.play([0, 1])
+    results, plain = run.play([0, 1], asked=[0, 1, 2]), single.play([0, 1])  # one upload is missing
     declared = [float(results[client].contributions[run.method.weight_name]) for client in (0, 1)]
     assert declared == [float(plain[client].contributions["weight"]) for client in (0, 1)]
     name = "classifier.bias"

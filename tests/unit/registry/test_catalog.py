@@ -152,7 +152,6 @@ def test_unknown_names_and_groups_are_reported_with_the_nearest(site, group, mea
 
 MISSPELT = [
     ("methods", "calibrates", "calibrate"),
-    ("methods", "Loss", "loss"),
     ("methods", "personalized", "personalised"),
     ("methods", "beforeRound", "before_round"),
     ("optimizers", "steps", "step"),
