@@ -24,16 +24,13 @@ def call(*args, code=0):
     return commands.call("audit", *args, code=code, COLUMNS="300")
 
 
-def test_the_log_is_shown(folder):
+def test_all_lines_or_those_of_one_event_are_shown(folder):
     shown = call("show", folder).stdout.splitlines()
     assert shown[0].split() == ["time", "event", "rank", "kind", "round", "bytes", "peer", "sha256", "more"]
     assert [line.split()[1] for line in shown[1:]] == ["began", "opened", "connected", "received", "refused", "closed"]
     assert "UPLOAD  0      450    " in shown[4]
     assert "cdcdcdcdcdcd" in shown[4]
     assert shown[5].endswith("sent a pickle")
-
-
-def test_lines_of_one_event_are_shown(folder):
     assert "sent a pickle" in call("show", folder, "--event", "refused").stdout.splitlines()[1]
     assert call("show", folder, "--event", "left").stdout == "no matching lines\n"
     error = call("show", folder, "--event", "refsued", code=2).stderr

@@ -6,38 +6,26 @@ from pathlib import Path
 
 import pytest
 from commands import call, errors
-from fl_labelskew_registry import LabelSkewError, PluginError, RunError, catalog
+from fl_labelskew_registry import LabelSkewError, catalog
 from recipe_texts import TABLE
 from run_folders import folder, resolved
 
 from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.recipe import parse, shipped
-from fl_labelskew_plugins.runtimes.options import RunOptions
 
 ROOT = Path(__file__).parents[3]
 QUICK = ROOT / "recipes" / "quickstart.yaml"
 MODELINE = "# yaml-language-server: $schema=recipe.schema.json\n"
-HOSPITALS = ROOT / "examples" / "hospitals"
 
 
-@pytest.mark.parametrize(
-    ("error", "code", "said"),
-    [
-        (LabelSkewError("a\nb"), 2, "error: a b\n"),
-        (PluginError("a"), 2, "error: a\n"),
-        (RunError("diverged"), 1, "error: diverged\n"),
-        (KeyboardInterrupt(), 130, "interrupted\n"),
-    ],
-)
-def test_a_mistake_is_one_line_and_an_exit_code(capsys, error, code, said):
+def test_a_mistake_is_one_line_and_exit_code_2(capsys):
     def verb():
-        raise error
+        raise LabelSkewError("a\nb")
 
     with pytest.raises(SystemExit) as end:
         guarded(verb)()
-    assert end.value.code == code
-    assert capsys.readouterr().err == said
+    assert (end.value.code, capsys.readouterr().err) == (2, "error: a b\n")
 
 
 def every_command(command=main, path=()):
@@ -89,7 +77,7 @@ def test_a_plugin_is_listed_without_being_imported(source, line, register):
     assert any(row.startswith("fedrs ") for row in lines)
 
 
-def test_details_show_paper_and_parameters():
+def test_details_show_paper_parameters_and_results():
     output = call("methods", "fedlc", COLUMNS="120").output
     assert "paper: Federated Learning with Label Distribution Skew" in output
     assert "aggregation: samples" in output
@@ -98,19 +86,17 @@ def test_details_show_paper_and_parameters():
     assert any(row[:2] == ["tau", "1.0"] and row[-6:] == ["[a", "number", "of", "at", "least", "0]"] for row in rows)
     assert any(row[:2] == ["missing", "one"] for row in rows)
     assert "classes_per_client  required" in call("partitions", "pcdd").output
+    assert re.search(r"^method +optimiser.*own splits", output, re.MULTILINE)
     assert call("partitions", "iid").output.endswith("no parameters\n")
-
-
-def test_details_of_a_method_fit_80_columns():
     output = call("methods", "fedlc", COLUMNS="80").output
     assert max(len(line) for line in output.splitlines() if "\\" not in line) <= 80
     assert "\n    \\mathcal{L} = -\\log \\frac{\\exp(z_y - \\tau \\, n_y^{-1/4})}{\\sum_c " in output
     assert "\nDeviations of the defaults from the paper:\n- denominator: full keeps" in output
     assert re.search(r"^FedLC +tau 5 +71.18 ± 0.33 +84.11 ± 2.25", output, re.MULTILINE)
     assert "own splits" not in re.search(r"^method +optimiser.*", output, re.MULTILINE)[0]  # no room for all columns
-    assert re.search(r"^method +optimiser.*own splits", call("methods", "fedlc", COLUMNS="120").output, re.MULTILINE)
-    assert "Our accuracy" not in call("optimizers", "Mime").output
-    assert "Deviations of the defaults" in call("optimizers", "Mime").output
+    output = call("optimizers", "Mime").output
+    assert "Our accuracy" not in output
+    assert "Deviations of the defaults" in output
 
 
 def test_details_of_a_plugin_whose_deviations_fail(register):
@@ -179,7 +165,7 @@ def test_only_shipped_recipes_are_found(name):
     assert line.startswith(f"recipe '{name}' is unknown; use one of labelskew recipes ls")
 
 
-def test_recipes_of_one_paper(tmp_path):
+def test_recipes_of_one_paper():
     lines = call("recipes", "ls", "--paper", "FedMR").output.splitlines()[1:]
     assert all(row.startswith("fedmr/") for row in lines)
     (row,) = [row for row in lines if row.startswith("fedmr/table1_fmnist_p10c2 ")]
@@ -189,9 +175,6 @@ def test_recipes_of_one_paper(tmp_path):
     assert "53.36 (Table 2); 293" in row
     (line,) = errors("recipes", "ls", "--paper", "femr")
     assert line == "--paper 'femr' is unknown; allowed: fedlc, fedmr, fedrs, fedshift, map; did you mean fedmr?"
-    (line,) = errors("recipes", "show", "fedmr/table1_fmnist_p10c22")
-    end = "; did you mean fedmr/table1_fmnist_p10c2 or fedmr/table1_fmnist_p10c5 or fedmr/table1_fmnist_p10c3?"
-    assert line.endswith(end)
 
 
 def test_a_copied_row_is_a_separate_recipe(tmp_path):
@@ -244,16 +227,6 @@ def test_validate_shows_all_files_and_all_mistakes(tmp_path):
     assert call("validate", code=2).stderr.startswith("Usage: ")
 
 
-def test_validate_knows_silos_own_files():
-    files = [HOSPITALS / f"{name}.yaml" for name in ("coast", "federation", "north", "south")]
-    assert call("validate", *files).stdout.splitlines() == [
-        f"{files[0]}: ok, silo 3 of federation.yaml",
-        f"{files[1]}: ok",
-        f"{files[2]}: ok, silo 1 of federation.yaml",
-        f"{files[3]}: ok, silo 2 of federation.yaml",
-    ]
-
-
 def test_schema_is_json():
     assert json.loads(call("schema").output)["$defs"]["recipe"]["properties"]["method_args"]
 
@@ -280,23 +253,3 @@ def test_report_writes_page_and_picture_atomically(tmp_path):
     assert errors("report", run, "--width", "3") == ["--width 3.0: needs --plot; use it with --plot FILE"]
     line = "baseline: 'fedvag' is unknown; allowed: fedavg; did you mean fedavg?"
     assert errors("report", run, "--baseline", "fedvag") == [line]
-
-
-def test_run_passes_on_all_options(monkeypatch, tmp_path):
-    calls = []
-    monkeypatch.setattr("fl_labelskew_plugins.front.start.start", calls.append)
-    call("run", QUICK, "--set", "a.b=1", "--set", "c.d=2", "--run-dir", tmp_path, "--dry-run", "--quiet")
-    call("run", "--resume", tmp_path)
-    call("run", QUICK, "--resume", tmp_path, "--from-round", "3")
-    call("run", QUICK, "--role", "client", "--rank", "2", "--server", "[::1]:8890")
-    assert calls == [
-        RunOptions(QUICK, ("a.b=1", "c.d=2"), tmp_path, dry_run=True, quiet=True),
-        RunOptions(resume=tmp_path),
-        RunOptions(QUICK, resume=tmp_path, from_round=3),
-        RunOptions(QUICK, role="client", rank=2, server="[::1]:8890"),
-    ]
-
-
-def test_run_needs_a_recipe_or_a_run():
-    assert "--run-dir is for a new run" in call("run", "--resume", "a", "--run-dir", "b", code=2).stderr
-    assert errors("run", "nope.yaml") == ["nope.yaml: cannot be read: No such file or directory"]

@@ -22,12 +22,11 @@ def image(path, colour=(200, 100, 50)):
     Image.new(mode, (40, 30), colour).save(path)
 
 
-@pytest.mark.parametrize("part", ["test", "val"])
-def test_parts(tmp_path, part):
+def test_parts(tmp_path):
     for c, name in enumerate(("zebra", "ant", "cat")):
         for i in range(3):
             image(tmp_path / "train" / name / f"{i}.png", (80 * c, 10, 20))
-        image(tmp_path / part / name / "0.JPEG", (80 * c, 10, 20))
+        image(tmp_path / "test" / name / "0.JPEG", (80 * c, 10, 20))
     (tmp_path / "train" / "ant" / "Thumbs.db").write_text("no image")
     (tmp_path / "train" / ".hidden").mkdir()
     data = load(tmp_path, image_size=16)
@@ -177,8 +176,8 @@ def test_mistakes_of_all_folders_are_raised_together(tmp_path):
     assert found == ["north/train: no images in x, y", "north/test: no images in x", "south/train: no images in z"]
     for path in [*tmp_path.glob("*/*/[xyz]")]:
         path.rmdir()
-    found = [line.partition(": ")[2].partition(" is ")[0] for line in mistakes(lambda: load(tmp_path))]
-    assert found == ["test class 'b'", "test class 'c'"]
+    found = [line.partition("0.png: ")[2].partition(";")[0] for line in mistakes(lambda: load(tmp_path))]
+    assert found == [f"test class '{name}' is not one of the 1 classes in training" for name in "bc"]
     for i in range(25):
         (tmp_path / f"{i:02}").mkdir()
     text = message(lambda: list_images(tmp_path.glob("[0-9]*"), "x"))
@@ -201,11 +200,6 @@ def test_unsuitable_folders(tmp_path):
     assert "data_cache_dir is not set" in message(lambda: load(None))
     assert "none is not a folder" in message(lambda: load(tmp_path / "none"))
     assert "has no class folders" in message(lambda: load(tmp_path))
-    image(tmp_path / "train" / "a" / "0.png")
-    image(tmp_path / "test" / "b" / "0.png")
-    assert "0.png: test class 'b' is not one of the 1 classes in training" in message(lambda: load(tmp_path))
-    (tmp_path / "train" / "c").mkdir()
-    assert "train: no images in c; add some" in message(lambda: load(tmp_path))
 
 
 @pytest.mark.parametrize("part", ["test", "val"])

@@ -60,9 +60,7 @@ def test_four_arrays_and_named_file(tmp_path):
         ((20, 1, 6, 7), "auto", (1, 6, 7)),
         ((20, 3, 3, 3), "nhwc", (3, 3, 3)),
         ((20, 4, 6, 7), "nchw", (4, 6, 7)),
-        ((20, 6, 7, 4), "nhwc", (4, 6, 7)),
         ((20, 6, 7, 3), "flat", (126,)),
-        ((20, 2, 2, 2, 2), "flat", (16,)),
         ((20, 5), "auto", (5,)),
     ],
 )
@@ -88,7 +86,6 @@ def test_layouts(tmp_path, shape, layout, result):
         ({"x": X, "y": Y[:, None]}, "y: is int64 of shape (20, 1)"),
         ({"x": X, "y": Y - 1}, "y: has label -1"),
         ({"x": X, "y": Y * 2}, "go up to 6, but no sample has label 1; use labels from 0 to 3"),
-        ({"x": X, "y": Y + 1}, "no sample has label 0"),
         *[({"x": np.where(np.arange(20)[:, None] == 7, bad, X), "y": Y}, "x: sample 7 is not finite") for bad in BAD],
         ({"x": np.array(["a"] * 20), "y": Y}, "x: is of type <U1; use numbers"),
         ({"x": np.arange(20), "y": Y}, "x: has shape (20,)"),

@@ -40,9 +40,6 @@ def test_a_reference_has_neither_method_nor_optimiser_nor_processes():
     assert made.train.reference == "local"
     assert parse.parse(made.dump()).resolved() == made.resolved()
     assert "method_args.mu9: unknown" in message(lambda: recipe("local", "method_args.mu9=1"))
-
-
-def test_a_reference_needs_all_data_in_one_place():
     own = ["client_specific_args.data_silo_config=[a.yaml, b.yaml]", "train_args.reference=local"]
     line = message(lambda: parse.parse(cross_silo(), overrides=own))
     assert "train_args.reference: local needs all data in one place" in line

@@ -76,13 +76,6 @@ def test_a_key_encrypted_by_another_program_is_read(tmp_path, word):
     assert message(lambda: certs.read(tmp_path, "silo-1")).startswith(line)
 
 
-def test_a_plain_key_asks_for_nothing(tmp_path, typed):
-    questions = typed()
-    certs.new(tmp_path, 1)
-    certs.read(tmp_path, "silo-1")
-    assert questions == []
-
-
 def test_the_variable_takes_precedence_over_the_terminal(made, typed, word):
     questions = typed(WORD)
     certs.read(made, "server")

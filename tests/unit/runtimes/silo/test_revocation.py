@@ -210,20 +210,11 @@ def test_a_process_does_not_start_with_a_revoked_certificate(folder, watch):
     watch("silo-1")
 
 
-@pytest.mark.parametrize(
-    ("names", "spoil", "said"),
-    [
-        (["silo-4"], lambda f: None, "{}: 'silo-4' is unknown; allowed: server, silo-1, silo-2, silo-3, all; did you"),
-        (["ca"], lambda f: None, "ca: the authority cannot be revoked or renewed; use `labelskew certs new`"),
-        (["silo-1"], lambda f: (f / "ca.key").unlink(), "{}/ca.key: does not exist; use the machine on which"),
-        (["silo-1"], lambda f: (f / "ca.key").write_text("x"), "{}/ca.key: is not a private key from"),
-        (["silo-1"], lambda f: (f / "ca.pem").unlink(), "{}/ca.pem: does not exist"),
-        (["silo-1"], lambda f: (f / "silo-1.pem").write_text("x"), "{}/silo-1.pem: is not a PEM certificate"),
-    ],
-)
-def test_errors_of_revoking(folder, names, spoil, said):
-    spoil(folder)
-    assert message(lambda: revoke(folder, names)).startswith(said.format(folder))
+def test_errors_of_revoking(folder):
+    line = f"{folder}: 'silo-4' is unknown; allowed: server, silo-1, silo-2, silo-3, all; did you"
+    assert message(lambda: revoke(folder, ["silo-4"])).startswith(line)
+    (folder / "ca.key").unlink()
+    assert "ca.key: does not exist; use the machine on which" in message(lambda: revoke(folder, ["silo-1"]))
     assert not (folder / REVOKED).exists()
 
 
