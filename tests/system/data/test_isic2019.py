@@ -133,7 +133,8 @@ def test_a_new_picture_is_prepared_like_training_pictures(made, tmp_path, size):
     np.testing.assert_array_equal(sample, images.read(str(kept), False).numpy())
 
 
-# What is wrong on disk
+def cut(file):
+    file.write_bytes(file.read_bytes()[:900])
 
 
 def with_value(root, column, *values):
@@ -142,32 +143,19 @@ def with_value(root, column, *values):
     rewrite(root / isic.SPLIT, lambda rows: [rows[0], [*rows[1][:column], *values, *rows[1][end:]], *rows[2:]])
 
 
+ONE = r"1 picture \(first: ISIC_\d+\)"
+UNKNOWN = f"{ONE} of a centre that is not one of FLamby's six"
 BAD = {
-    "broken": (
-        lambda root: pictures(root)[0].write_bytes(pictures(root)[0].read_bytes()[:900]),
-        r"1 picture \(first: ISIC_\d+\) broken, or not an image",
-    ),
-    "no picture": (
-        lambda root: pictures(root)[0].unlink(),
-        r"no picture for 1 picture \(first: ISIC_\d+\) of the tables",
-    ),
+    "broken": (lambda root: cut(pictures(root)[0]), f"{ONE} broken, or not an image"),
+    "no picture": (lambda root: pictures(root)[0].unlink(), f"no picture for {ONE} of the tables"),
     "no row": (
         lambda root: shutil.copy(pictures(root)[0], root / isic.PREPARED / "ISIC_9999999.jpg"),
         r"1 picture \(first: ISIC_9999999\) without a row in the tables",
     ),
-    "unknown centre": (
-        lambda root: with_value(root, 11, "6"),
-        r"1 picture \(first: ISIC_\d+\) of a centre that is not one of FLamby's six",
-    ),
-    "a centre that is no number": (
-        lambda root: with_value(root, 11, "\u00b2"),  # a digit, and no number
-        r"1 picture \(first: ISIC_\d+\) of a centre that is not one of FLamby's six",
-    ),
-    "no class": (
-        lambda root: with_value(root, 1, *["0.0"] * 9),
-        r"1 picture \(first: ISIC_\d+\) without exactly one of the 8 classes",
-    ),
-}  # fmt: skip
+    "unknown centre": (lambda root: with_value(root, 11, "6"), UNKNOWN),
+    "a centre that is no number": (lambda root: with_value(root, 11, "\u00b2"), UNKNOWN),  # a digit, and no number
+    "no class": (lambda root: with_value(root, 1, *["0.0"] * 9), f"{ONE} without exactly one of the 8 classes"),
+}
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -229,8 +217,7 @@ def test_pictures_are_checked_once(tree, monkeypatch):
     monkeypatch.setattr(isic.pictures, "opened", lambda file, **_: pytest.fail("checked again"))
     load(tree)
     monkeypatch.undo()
-    victim = pictures(tree)[0]
-    victim.write_bytes(victim.read_bytes()[:900])  # its size and time change
+    cut(pictures(tree)[0])  # its size and time change
     with pytest.raises(MistakesError, match="broken, or not an image"):
         load(tree)
     (tree / isic.PREPARED / isic.CHECKED).write_text("[")
@@ -242,7 +229,7 @@ def test_a_deep_check_lists_the_broken_pictures_of_its_centres(tree):
     centre = {row["image"]: int(row["center"]) for row in csv.DictReader((tree / isic.SPLIT).open())}
     victims = [next(file for file in pictures(tree) if centre[file.stem] == c) for c in (0, 1)]
     for victim in victims:
-        victim.write_bytes(victim.read_bytes()[:900])
+        cut(victim)
     lines = dataset().broken(tree)
     assert sorted(line.partition(": is not a valid image")[0] for line in lines) == sorted(map(str, victims))
     (line,) = dataset(centres=(1,)).broken(tree)

@@ -142,9 +142,6 @@ def test_downloads(tmp_path, monkeypatch, kind):
         assert len(calls) == 2  # what is there is not downloaded again
 
 
-# IDX files
-
-
 @real
 def test_debians_folder_is_the_default(tmp_path):
     FashionMNIST().check(None, download=False)
@@ -242,9 +239,6 @@ def test_emnist_equals_that_of_torchvision(tmp_path, split):
             path.write_bytes(idx([bad, *labels[1:]]))
             line = message(lambda: load(EMNIST, tmp_path, split="letters"))
             assert line == f"{path}: has label {bad}; use labels from 1 to 26"
-
-
-# Files that torchvision reads
 
 
 class MakesFolder:

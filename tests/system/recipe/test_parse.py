@@ -4,7 +4,7 @@ import re
 import time
 
 import pytest
-from error_messages import message
+from error_messages import message, mistakes
 from fl_labelskew_registry import LabelSkewError, Method, PluginError, catalog
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -15,8 +15,6 @@ from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.recipe import yaml as plain_yaml
 from fl_labelskew_plugins.recipe.mistakes import RecipeError
 from fl_labelskew_plugins.recipe.model import PARTS
-
-# What is right
 
 
 @pytest.mark.parametrize("number", ["1e-5", "1E-5", "1.0e-5", "+1e-5", ".1e-4", "0.00001"])
@@ -38,9 +36,6 @@ def test_the_last_override_applies():
 def test_an_alias_that_stays_small_is_fine():
     text = "data_args: &d {dataset: digits}\nmodel_args: {model: mlp}\nmethod_args: {method: fedavg}\n"
     assert parse.parse(text + "device_args: {gpu_ids: &g [0]}").device.gpu_ids == [0]
-
-
-# Files
 
 
 def test_files_that_cannot_be_read(tmp_path):
@@ -99,14 +94,12 @@ def test_repeated_keys_at_any_depth():
     ]
 
 
-# Sections and keys
-
-
 @pytest.mark.parametrize("value", [None, "x", [1]])
 @pytest.mark.parametrize("section", ["train_args", "method_args"])
 def test_a_section_that_is_not_a_mapping(section, value):
-    assert f"r.yaml: {section}: " in only_line(text_with(**{section: value}))
-    assert "is not a mapping of keys to values" in only_line(text_with(**{section: value}))
+    line = only_line(text_with(**{section: value}))
+    assert line.startswith(f"r.yaml: {section}: ")
+    assert "is not a mapping of keys to values" in line
 
 
 def test_an_unknown_section_names_the_nearest():
@@ -127,8 +120,7 @@ def test_missing_names_list_the_available_names():
 
 
 def test_a_misspelt_plugin_key_is_one_mistake():
-    text = text_with().replace("method: fedmr", "metod: fedmr")
-    line = only_line(text)
+    line = only_line(text_with().replace("method: fedmr", "metod: fedmr"))
     assert line.startswith("r.yaml: method_args.method: missing; allowed: ccvr, fd, fedavg, ")
     assert line.endswith("; found instead: metod")
 
@@ -210,9 +202,6 @@ def test_a_value_that_is_nested_too_deeply_is_one_mistake(place):
     assert line.startswith(f"r.yaml: {place.partition('.')[0]}: ")
 
 
-# Plugins of anybody
-
-
 class Broken(Method):
     class Params(BaseModel):  # lenient, unlike ours: it ignores keys that it does not know
         number: int = Field(1, ge=0)
@@ -262,9 +251,6 @@ def test_a_plugin_that_fails_to_import_hides_no_other_mistake(monkeypatch):
     assert sum("train_args.epochs" in line for line in lines) == 1
 
 
-# Across processes and silos
-
-
 def silo_with(tmp_path, text, rank=1, base=None):
     """Silo 1's recipe where its file is ``text``; the other silo's file is on another machine."""
     (tmp_path / "one.yaml").write_text(text, encoding="utf-8")
@@ -272,12 +258,9 @@ def silo_with(tmp_path, text, rank=1, base=None):
 
 
 def silo_lines(tmp_path, text):
-    with pytest.raises(RecipeError) as error:
-        silo_with(tmp_path, text)
-    assert all("\n" not in line for line in error.value.mistakes)
-    where = f"{tmp_path / 'one.yaml'}: "
-    assert all(line.startswith(where) for line in error.value.mistakes)
-    return [line.removeprefix(where) for line in error.value.mistakes]
+    lines, where = mistakes(lambda: silo_with(tmp_path, text)), f"{tmp_path / 'one.yaml'}: "
+    assert all(line.startswith(where) and "\n" not in line for line in lines)
+    return [line.removeprefix(where) for line in lines]
 
 
 def test_paths_are_relative_to_the_file_that_names_them(tmp_path, monkeypatch):
@@ -368,14 +351,9 @@ def test_a_silo_sets_parameters_that_its_method_allows(tmp_path, monkeypatch):
     assert silo_lines(tmp_path, "method_args: {mu1: 1}")[0].startswith("method_args.mu1: unknown key; allowed: mu2")
 
 
-# checked with its own type
-
-
 def check_lines(own):
     """What is wrong with a silo's file, without the ways to correct it."""
-    with pytest.raises(RecipeError) as error:
-        parse.check(own)
-    return [line.removeprefix(f"{own}: ").split(";")[0] for line in error.value.mistakes]
+    return [line.removeprefix(f"{own}: ").split(";")[0] for line in mistakes(lambda: parse.check(own))]
 
 
 def test_a_silos_own_file_is_checked_with_the_recipe_that_names_it(tmp_path):
@@ -410,8 +388,6 @@ def test_a_silos_file_without_a_recipe(tmp_path):
     own.write_text("")
     assert check_lines(own) == ["empty"]
 
-
-# any input either loads or raises RecipeError
 
 FUZZ = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 values = st.recursive(

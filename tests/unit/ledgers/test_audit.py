@@ -44,20 +44,16 @@ def test_each_line_has_the_digest_of_the_line_before_it(tmp_path):
 
 def changed(number, old=b'"round": 2', new=b'"round": 3'):
     def change(file):
-        all_lines = file.read_bytes().splitlines(keepends=True)
+        all_lines = lines(file.parent)
         assert old in all_lines[number]
         all_lines[number] = all_lines[number].replace(old, new)
-        file.write_bytes(b"".join(all_lines))
+        file.write_bytes(b"\n".join(all_lines) + b"\n")
 
     return change
 
 
 def ordered(*numbers):
-    def order(file):
-        all_lines = file.read_bytes().splitlines(keepends=True)
-        file.write_bytes(b"".join(all_lines[number] for number in numbers))
-
-    return order
+    return lambda file: file.write_bytes(b"".join(lines(file.parent)[number] + b"\n" for number in numbers))
 
 
 @pytest.mark.parametrize(
@@ -87,8 +83,7 @@ def test_every_changed_removed_or_moved_line_is_named(tmp_path, harm, where):
 
 def test_a_missing_end_is_detected_with_the_last_digest(tmp_path):
     last = write(tmp_path).partition("SHA-256 ")[2][:64]
-    file = tmp_path / NAME
-    file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:-1]))
+    ordered(*range(7))(tmp_path / NAME)
     assert audit.verify(tmp_path).lines == 7
     assert "no line has the SHA-256" in message(lambda: audit.verify(tmp_path, last), kind=RunError)
 

@@ -85,10 +85,7 @@ def test_settings_of_sums_are_agreed_and_the_sum_of_samples_is_sent_later():
     for wrong in ({"num_samples": 39}, {"num_samples": 1000, "min_samples": 40}):
         with pytest.raises(LabelSkewError, match=f"the server's federation: {[*wrong][-1]} is {[*wrong.values()][-1]}"):
             federation(**wrong)
-
-
-def test_with_noise_a_negative_claim_of_another_silo_makes_no_silo_leave():
-    """The sum is then less than this silo's own number; its weight is at most 1."""
+    # with noise, a negative claim of another silo makes the sum smaller than this silo's own number
     _, federation = of_sums("privacy_args.noise_multiplier=1", "privacy_args.clip=1", "method_args.method=fedavg")
     assert federation(num_samples=39).num_samples == 39
 
@@ -103,19 +100,15 @@ def test_a_silo_with_an_unusual_std_is_named():
     assert list(census.unusual_moments({0, 1, 3})) == []
 
 
-def test_only_a_digest_of_class_names_is_sent():
+def test_only_a_digest_of_class_names_is_sent_and_class_counts_only_for_weighted_rows():
     digits = silos.load(parsed(), 0)
-    assert "classes" not in digits.facts.meta()
+    assert digits.facts.meta().keys() == {"samples", "input_shape", "num_classes"}
     assert digits.counts.tolist() == np.bincount(digits.data.train.y, minlength=10).tolist()
     one, other = silos.digest(["benign", "malign"]), silos.digest(["malign", "benign"])
     assert one == silos.digest(["benign", "malign"]) != other
     for facts in (silos.Facts(7, (1, 8, 8), 2, classes=one), silos.Facts(7, (5,), 3, (3, 0, 4))):
         assert silos.facts(json.loads(json.dumps(facts.meta()))) == facts
         assert "benign" not in json.dumps(facts.meta())
-
-
-def test_class_counts_are_sent_only_for_weighted_rows():
-    assert "counts" not in silos.load(parsed(), 0).facts.meta()
     answer = silos.load(parsed("train_args.proxy_aggregation=class"), 0).facts
     assert sum(answer.counts) == answer.samples
 
@@ -140,30 +133,21 @@ def test_the_first_class_that_differs_is_named(here, theirs, says):
     assert silos.differing(["a"], ["\x1b[31m\n" + "x" * 10_000], "there").isprintable()
 
 
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"samples": 0}, "number of samples"),
-        ({"samples": True}, "number of samples"),
-        ({"samples": 2.0}, "number of samples"),
-        ({"samples": None}, "number of samples"),
-        ({"input_shape": []}, "input shape"),
-        ({"input_shape": [1, -8]}, "input shape"),
-        ({"input_shape": [10**9]}, "input shape"),
-        ({"input_shape": "8"}, "input shape"),
-        ({"num_classes": 0}, "number of classes"),
-        ({"num_classes": 10**9}, "number of classes"),
-        ({"counts": [1] * 10}, "class counts"),
-        ({"counts": [7] + [0] * 8}, "class counts"),
-        ({"counts": [9, -2] + [0] * 8}, "class counts"),
-        ({"classes": "a" * 31}, "digest of class names"),
-        ({"classes": ["a"] * 32}, "digest of class names"),
-        ({"classes": "g" * 32}, "digest of class names"),
-    ],
-)
-def test_invalid_facts_are_refused(change, words):
-    with pytest.raises(RunError, match=words):
-        silos.facts({"samples": 7, "input_shape": [8, 8], "num_classes": 10} | change)
+INVALID = {
+    "samples": ("number of samples", [0, True, 2.0, None]),
+    "input_shape": ("input shape", [[], [1, -8], [10**9], "8"]),
+    "num_classes": ("number of classes", [0, 10**9]),
+    "counts": ("class counts", [[1] * 10, [7] + [0] * 8, [9, -2] + [0] * 8]),
+    "classes": ("digest of class names", ["a" * 31, ["a"] * 32, "g" * 32]),
+}
+
+
+@pytest.mark.parametrize("key", INVALID)
+def test_invalid_facts_are_refused(key):
+    words, values = INVALID[key]
+    for value in values:
+        with pytest.raises(RunError, match=words):
+            silos.facts({"samples": 7, "input_shape": [8, 8], "num_classes": 10, key: value})
 
 
 def test_agreement_covers_settings_that_affect_results():
@@ -251,14 +235,11 @@ def test_settings_of_pictures_that_are_read_later_change_the_noise(tmp_path):
     assert digest(32) != digest(33)
 
 
-def test_weight_decay_in_sums_without_noise_causes_a_warning():
+def test_weak_settings_of_sums_cause_a_warning():
     warning = "train_args.weight_decay: the server can compute numbers of samples"
     for decay, warned in ((0, False), (0.001, True)):
         lines = weaknesses(parsed("method_args.method=fedavg", f"train_args.weight_decay={decay}"))
         assert any(warning in line for line in lines) == warned
-
-
-def test_a_threshold_with_which_one_silo_can_isolate_another_causes_a_warning():
     noise = ["comm_args.secure_aggregation=true", "privacy_args.noise_multiplier=1", "privacy_args.clip=1"]
     noise += ["comm_args.certs=certs"]
     for threshold, warned in ((3, True), (4, False)):

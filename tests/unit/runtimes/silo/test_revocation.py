@@ -1,5 +1,6 @@
 import subprocess
 from datetime import datetime, timedelta, timezone
+from unittest.mock import Mock
 
 import pytest
 from error_messages import message
@@ -218,6 +219,6 @@ def test_errors_of_revoking(folder):
     assert not (folder / REVOKED).exists()
 
 
-def test_an_unwritable_folder_is_an_error(folder, monkeypatch):
-    monkeypatch.setattr(keys, "write", lambda *a: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+def test_a_full_disk_is_an_error(folder, monkeypatch):
+    monkeypatch.setattr(keys, "write", Mock(side_effect=OSError(28, "No space left on device")))
     assert message(lambda: revoke(folder, ["silo-1"])) == f"{folder}: cannot be written: No space left on device"
