@@ -18,15 +18,17 @@ ROOT = Path(__file__).parents[3]
 QUICK = ROOT / "recipes" / "quickstart.yaml"
 LABELSKEW = Path(sysconfig.get_path("scripts")) / "labelskew"
 HOST = ["fedml"] if find_spec("fedml") else []
-HEAVY = ("torch", "fedml", "numpy", "pydantic", "sklearn", "matplotlib", "rich", "pandas", "jinja2")
+HEAVY = ("torch", "fedml", "numpy", "pydantic", "sklearn", "matplotlib", "rich", "pandas", "jinja2", "yaml")
 
 
-WORDS = [["--version"], ["run", "-h"], ["methods"], ["recipes", "ls"], ["run", "quickstrat"]]
+WORDS = [["--version"], ["run", "-h"], ["status", "."], ["methods"], ["recipes", "ls"], ["run", "quickstrat"]]
 
 
 @pytest.mark.parametrize("args", WORDS)
-def test_nothing_heavy_is_imported_before_it_is_needed(args):
-    needed = {("recipes", "ls"): ["pydantic", "rich"], ("run", "quickstrat"): ["pydantic"], ("methods",): ["rich"]}
+def test_nothing_heavy_is_imported_before_it_is_needed(args, tmp_path):
+    (tmp_path / "recipe.yaml").touch()
+    needed = {("recipes", "ls"): ["pydantic", "rich", "yaml"], ("methods",): ["rich"]}
+    needed |= {("run", "quickstrat"): ["pydantic", "yaml"]}
     script = f"""
 import sys
 from fl_labelskew_plugins.cli.main import main
@@ -36,7 +38,7 @@ except SystemExit as end:
     assert (end.code or 0) == {2 * (args[-1] == "quickstrat")}
 assert not (found := sys.modules.keys() & set({HEAVY!r}) - set({needed.get(tuple(args), [])!r})), found
 """
-    subprocess.run([sys.executable, "-c", script], timeout=60, check=True)
+    subprocess.run([sys.executable, "-c", script], timeout=60, check=True, cwd=tmp_path)
 
 
 def test_a_run_shows_messages_before_slow_imports_and_contacts_no_network(tmp_path):

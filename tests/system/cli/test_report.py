@@ -1,5 +1,3 @@
-"""``labelskew report``: tables by choice, and the columns that fit a terminal."""
-
 import csv
 import fcntl
 import os

@@ -1,5 +1,3 @@
-"""Small copies of every data set that has a writer: written, checked, read, learnt; the command's mistakes."""
-
 import json
 import re
 from functools import partial

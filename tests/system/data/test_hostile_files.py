@@ -26,7 +26,6 @@ EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpa
 
 
 def write_png(file, width, height):
-    """A picture of one colour."""
     Image.new("L", (width, height)).save(file)
 
 
@@ -121,7 +120,6 @@ def npy(header, content=b""):
 
 
 def sound(array):
-    """An array's file."""
     content = io.BytesIO()
     np.save(content, array)
     return content.getvalue()

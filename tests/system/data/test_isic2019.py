@@ -1,5 +1,3 @@
-"""ISIC 2019 in FLamby's layout, on small trees of made-up pictures."""
-
 import csv
 import functools
 import json
@@ -252,14 +250,10 @@ def test_the_check_counts_and_names_what_is_missing(tree, monkeypatch):
     assert ": is not a valid table (UnicodeDecodeError: " in line
 
 
-def run(tree, folder, *settings):
-    """A round of the recipe on these pictures."""
-    few = (f"data_args.data_cache_dir={tree}", "train_args.comm_round=1", "train_args.epochs=1", *settings)
-    return call("run", RECIPE, "--run-dir", folder, *(word for setting in few for word in ("--set", setting)))
-
-
 def test_the_recipe_runs_and_measures_every_centre(made, tmp_path):
-    result = run(made / "prepared", tmp_path / "run", "data_args.crop=32")
+    few = (f"data_args.data_cache_dir={made / 'prepared'}", "train_args.comm_round=1", "train_args.epochs=1")
+    settings = [word for setting in (*few, "data_args.crop=32") for word in ("--set", setting)]
+    result = call("run", RECIPE, "--run-dir", tmp_path / "run", *settings)
     assert result.stderr.count("warning: model") == result.stderr.count("training from scratch") == 1
     assert re.search(r"accuracy, each client's tests +(\w+ \d+\.\d(, )?){6}\n", result.stdout)
     (line,) = read_lines(tmp_path / "run" / "metrics.jsonl")

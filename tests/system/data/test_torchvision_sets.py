@@ -1,5 +1,3 @@
-"""MNIST and its kin, CIFAR and SVHN: every layout, missing and broken files, downloads."""
-
 import gzip
 import hashlib
 import os

@@ -1,5 +1,3 @@
-"""Packages that only some runs need: said before any process starts, with the command that installs them."""
-
 import importlib
 import json
 import shlex

@@ -1,5 +1,3 @@
-"""Lines of a run where they are not for a person at a terminal: with time and level, or as JSON."""
-
 import json
 import re
 import sys

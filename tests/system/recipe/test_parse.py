@@ -1,5 +1,3 @@
-"""Recipes: valid ones load and survive a round trip; each mistake is one line, and all are reported at once."""
-
 import re
 import time
 

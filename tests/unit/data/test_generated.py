@@ -7,8 +7,6 @@ from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.data.circles import CENTRES, Circles
 from fl_labelskew_plugins.data.digits import Digits
 from fl_labelskew_plugins.data.synthetic import Synthetic, sample_client
-from fl_labelskew_plugins.partition.clients import divide
-from fl_labelskew_plugins.partition.natural import Natural
 from fl_labelskew_plugins.partition.stratified import stratified
 
 
@@ -45,9 +43,6 @@ def test_synthetic():
     assert np.abs(test - 0.1 * (train + test)).max() <= 0.5
     assert np.median(train) < train.mean()  # a heavy tail
     assert set(data.train.y) <= set(range(10))
-    clients = divide(data, Natural(), clients=20, seed=0)
-    assert [len(p) for p in clients.test] == test.tolist()
-    assert "has 20 groups; use client_num_in_total=20" in message(lambda: divide(data, Natural(), clients=10, seed=0))
 
 
 def test_synthetic_clients_are_drawn_sequentially():

@@ -117,8 +117,7 @@ def test_missing_folders(tmp_path):
     assert "no test/*.json" in message(lambda: plugin.check(tmp_path, download=False))
 
 
-def one(x, y):
-    """A file of one user."""
+def file_of_one_user(x, y):
     return json.dumps(content({"u": (x, y)}))
 
 
@@ -132,16 +131,16 @@ FILES = [
     (json.dumps({**GOOD, "num_samples": [2]}), "user 'u' has 1 samples, but num_samples is 2"),
     (json.dumps({**GOOD, "user_data": {"u": {"x": []}}}), "user 'u' has no lists x and y"),
     (json.dumps({**GOOD, "user_data": {"u": 4}}), "user 'u' has no lists x and y"),
-    (one([image()], []), "user 'u' has 1 x and 0 y"),
-    (one([[1, 0]], [0]), "user 'u' has x of shape (1, 2) instead of (1, 784); write the file again"),
-    (one([[], image()], [0, 0]), "user 'u' has x that are not numbers in rows of the same length"),
-    (one([["a"] * 784], [0]), "user 'u' has x that are not numbers"),
-    (one([image(), image(p3=255)], [0, 0]), "user 'u' has pixels from 1 to 255 instead of 0 to 1"),
-    (one([image(p3=float("nan"))], [0]), "user 'u' has pixels from nan to nan instead of 0 to 1"),
-    (one([image()] * 2, [0, 62]), "user 'u' has label 62 instead of an integer from 0 to 61"),
-    (one([image()], [0.5]), "user 'u' has label 0.5 instead of an integer"),
-    (one([image()], [[]]), "user 'u' has label"),
-    (one([image()], [10**30]), "user 'u' has y that are not numbers"),
+    (file_of_one_user([image()], []), "user 'u' has 1 x and 0 y"),
+    (file_of_one_user([[1, 0]], [0]), "user 'u' has x of shape (1, 2) instead of (1, 784); write the file again"),
+    (file_of_one_user([[], image()], [0, 0]), "user 'u' has x that are not numbers in rows of the same length"),
+    (file_of_one_user([["a"] * 784], [0]), "user 'u' has x that are not numbers"),
+    (file_of_one_user([image(), image(p3=255)], [0, 0]), "user 'u' has pixels from 1 to 255 instead of 0 to 1"),
+    (file_of_one_user([image(p3=float("nan"))], [0]), "user 'u' has pixels from nan to nan instead of 0 to 1"),
+    (file_of_one_user([image()] * 2, [0, 62]), "user 'u' has label 62 instead of an integer from 0 to 61"),
+    (file_of_one_user([image()], [0.5]), "user 'u' has label 0.5 instead of an integer"),
+    (file_of_one_user([image()], [[]]), "user 'u' has label"),
+    (file_of_one_user([image()], [10**30]), "user 'u' has y that are not numbers"),
 ]
 
 

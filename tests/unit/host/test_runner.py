@@ -169,6 +169,7 @@ def test_messages_of_a_plain_method_are_the_state_dict():
         ({}, {"method": "fedshift", "counts": [[1, 2]]}, "counts: (1, 2) int64; use integers of shape (3, 4)"),
         ({}, {"method": "fedshift", "counts": [[1], [1, 2]]}, "counts: is not an array of numbers; use integers"),
         ({}, {"method": "moon", "projection": "mlp"}, "method moon: adds modules to the network, which FedML's model "),
+        ({"worker_num": 5}, {}, "args.client_num_per_round: 3, but there are 4 processes for clients"),
         ({}, {"dataset": [1]}, "dataset: has 1 entries; use FedML's list of eight"),
         ({}, {"state_dir": "."}, "state_dir .: is not empty; use a new folder for each run"),
     ],
@@ -177,13 +178,6 @@ def test_mistakes_are_one_line(changed, options, line):
     args = arguments(**changed)
     given = {"dataset": stock(arguments()), "method": "fedlc"} | options
     assert message(lambda: fl.fedml.aggregator(network(), args, **given)).startswith(line)
-
-
-def test_more_processes_than_clients_of_a_round_are_refused():
-    args = arguments()
-    args.worker_num = 5
-    with pytest.raises(LabelSkewError, match=r"args\.client_num_per_round: 3, but there are 4 processes for clients"):
-        fl.fedml.trainer(network(), args, dataset=stock(args), method="fedlc")
 
 
 def test_trainer_refuses_messages_of_another_aggregator():

@@ -118,11 +118,6 @@ def test_no_other_process_writes_while_an_answer_is_counted(tmp_path, monkeypatc
     assert made.entries[0].epsilon == {"silo": 0.25, "claim": 0.25}
 
 
-def test_a_simulation_keeps_its_ledger_to_itself(tmp_path):
-    recipe = parse.parse(text_with(), overrides=[*NOISY, f"privacy_args.ledger={tmp_path / 'silo.jsonl'}"])
-    assert privacy.ledger_of(recipe, tmp_path / "run").file == tmp_path / "run" / "privacy.jsonl"
-
-
 def test_a_policys_noise_for_surveys_needs_a_ledger_too(tmp_path):
     (tmp_path / "one.yaml").write_text("policy: {noise_at_least: {count_noise: 3}}")
     files = [str(tmp_path / "one.yaml")] * 2
@@ -181,13 +176,15 @@ def test_without_dp_accounting_answers_are_kept_and_a_budget_is_refused(tmp_path
     assert message(lambda: ledger(tmp_path, 2.0)) == f"{line}'dp-accounting>=0.6'"
 
 
-def test_a_recipe_without_noise_has_no_ledger(tmp_path):
+def test_a_simulation_has_a_ledger_of_its_own_only_with_noise(tmp_path):
     recipe = parse.parse(text_with())
     assert privacy.ledger_of(recipe, tmp_path) is None
     ledger(tmp_path).spend([WEIGHTS], "a", run="r", round=0)
     kept = privacy.ledger_of(recipe, tmp_path)  # earlier entries, and now one without noise
     kept.spend([Noise("weights")], "b", run="r", round=1)
     assert kept.entries[-1].epsilon["silo"] is None
+    recipe = parse.parse(text_with(), overrides=[*NOISY, f"privacy_args.ledger={tmp_path / 'silo.jsonl'}"])
+    assert privacy.ledger_of(recipe, tmp_path / "run").file == tmp_path / "run" / "privacy.jsonl"
 
 
 def simulated(*overrides):

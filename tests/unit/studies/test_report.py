@@ -127,10 +127,10 @@ def test_local_models_are_named_and_not_compared(tmp_path):
     assert "personalised" not in printed.texts(found[:2])
 
 
-@pytest.mark.parametrize("method", [entry.name for entry in catalog.entries("methods")])
-def test_methods_that_keep_a_model_for_each_client(method):
-    plugin = load("methods", method)
-    assert plugin(plugin.Params()).personalises() == (method in ("map", "fedphp", "fedrod", "flda", "fedgela"))
+def test_methods_that_keep_a_model_for_each_client():
+    plugins = {entry.name: load("methods", entry.name) for entry in catalog.entries("methods")}
+    personal = {name for name, plugin in plugins.items() if plugin(plugin.Params()).personalises()}
+    assert personal == {"map", "fedphp", "fedrod", "flda", "fedgela"}
 
 
 def test_a_method_has_the_same_name_and_place_in_every_setting(tmp_path):

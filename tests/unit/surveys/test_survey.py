@@ -17,16 +17,13 @@ def made(**more):
     return Survey("two clients", ["north", "south"], ["a", "b", "c", "d"], COUNTS, **more)
 
 
-def test_survey_of_a_partition_has_the_counts_of_a_run():
+def test_survey_of_a_partition_has_the_counts_of_a_run_and_needs_its_data():
     recipe = parse.parse(text_with())
     survey = surveys.of_partition(recipe)
     data, clients = divided(recipe)
     assert np.array_equal(survey.counts, clients.counts)
     assert (survey.clients, survey.class_names) == (clients.names, data.class_names)
     assert survey.title == "digits, pcdd"
-
-
-def test_silos_with_separate_data_need_a_survey_of_silos():
     line = message(lambda: surveys.of_partition(parse.parse(cross_silo())))
     assert "data_silo_config: its silos have their own data" in line
     assert "use labelskew run RECIPE" in line

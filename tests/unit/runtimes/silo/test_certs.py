@@ -91,14 +91,6 @@ def test_another_authority_is_not_trusted(made, tmp_path):
         shake_hands(context(made, "server", server=True), context(tmp_path / "other", "silo-1", server=False), "::1")
 
 
-def test_keys_are_readable_only_by_their_owner(made):
-    assert made.stat().st_mode & 0o777 == 0o700
-    for key in made.glob("*.key"):
-        assert key.stat().st_mode & 0o777 == 0o600
-    names = {f"{name}.{ending}" for name in ("ca", "server", "silo-1", "silo-2") for ending in ("pem", "key")}
-    assert {path.name for path in made.iterdir()} == names
-
-
 def test_nothing_is_overwritten(folder, tmp_path):
     (tmp_path / "silo-1.key").write_text("precious")
     assert "silo-1.key: exists already" in message(lambda: certs.new(tmp_path, 1))
@@ -172,13 +164,17 @@ def test_an_unwritable_folder_is_an_error(tmp_path):
     assert "cannot be written: Not a directory" in message(lambda: certs.new(tmp_path / "file" / "certs", 1))
 
 
-def test_the_files_of_one_process_are_read(made):
+def test_files_of_a_process_are_read_and_keys_are_readable_only_by_their_owner(made):
     files = certs.read(made, "silo-2")
     assert files.name == "silo-2"
     assert "PRIVATE" not in repr(files)
     names = ("ca.pem", "silo-2.pem", "silo-2.key")
     assert [files.ca, files.certificate, files.key] == [(made / name).read_bytes() for name in names]
     assert files.warnings == ()
+    assert made.stat().st_mode & 0o777 == 0o700
+    assert {key.stat().st_mode & 0o777 for key in made.glob("*.key")} == {0o600}
+    names = {f"{name}.{ending}" for name in ("ca", "server", "silo-1", "silo-2") for ending in ("pem", "key")}
+    assert {path.name for path in made.iterdir()} == names
 
 
 def copy(folder, source, target):

@@ -76,24 +76,17 @@ def test_a_key_encrypted_by_another_program_is_read(tmp_path, word):
     assert message(lambda: certs.read(tmp_path, "silo-1")).startswith(line)
 
 
-def test_the_variable_takes_precedence_over_the_terminal(made, typed, word):
-    questions = typed(WORD)
-    certs.read(made, "server")
-    assert questions == [f"passphrase of {made}/server.key: "]
-    word()
-    certs.read(made, "server")
-    assert len(questions) == 1
-
-
-def test_a_passphrase_is_asked_for_once_and_passed_to_child_processes(made, typed):
-    questions = typed(WORD)
-    passphrase = Passphrase()
+def test_a_passphrase_is_read_once_from_the_variable_or_the_terminal(made, typed, word):
+    questions, passphrase = typed(WORD), Passphrase()
     assert passphrase.environment() == {}
     certs.read(made, "server", passphrase)
     certs.read(made, "silo-1", passphrase)
-    assert len(questions) == 1
+    assert questions == [f"passphrase of {made}/server.key: "]
     assert passphrase.environment() == {keys.VARIABLE: WORD}
     assert WORD not in repr(passphrase)
+    word()
+    certs.read(made, "server")
+    assert len(questions) == 1
 
 
 def test_a_new_passphrase_is_typed_twice(tmp_path, typed, word):

@@ -1,5 +1,3 @@
-"""The end of a silo's or the server's streams."""
-
 import threading
 
 from fl_labelskew_plugins.runtimes.silo import streams
