@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 from commands import call, errors
-from error_messages import message
-from fl_labelskew_registry import LabelSkewError, MistakesError
+from error_messages import message, mistakes
 from PIL import Image
 
 from fl_labelskew_plugins.data import isic2019 as isic
@@ -160,9 +159,8 @@ BAD = {
 def test_a_bad_sample_is_counted_and_may_be_skipped(name, tree, capsys):
     spoil, line = BAD[name]
     spoil(tree)
-    with pytest.raises(MistakesError, match=f"{line}.*; to skip them: data_args.on_bad_sample: skip") as error:
-        load(tree)
-    assert len(error.value.mistakes) == 1
+    (found,) = mistakes(lambda: load(tree))
+    assert re.search(f"{line}.*; to skip them: data_args.on_bad_sample: skip", found)
     data = load(tree, on_bad_sample="skip")
     assert len(data.train.y) + len(data.test.y) == 120 - (name != "no row")
     warnings = capsys.readouterr().err.splitlines()
@@ -180,8 +178,7 @@ def test_a_bad_sample_is_counted_and_may_be_skipped(name, tree, capsys):
 )
 def test_invalid_tables(change, line, tree):
     rewrite(tree / isic.SPLIT, change)
-    with pytest.raises(LabelSkewError, match=line):
-        load(tree, on_bad_sample="skip")
+    assert line in message(lambda: load(tree, on_bad_sample="skip"))
 
 
 def test_a_missing_tree_names_the_files_their_source_and_size(tmp_path):
@@ -197,8 +194,7 @@ def test_a_silo_reads_only_its_centre(tree):
             (tree / isic.PREPARED / f"{row['image']}.jpg").unlink()
     data = load(tree, centres=(3,))
     assert set(data.train.groups) == set(data.test.groups) == {3}
-    with pytest.raises(MistakesError, match="no picture for"):
-        load(tree)
+    assert "no picture for" in mistakes(lambda: load(tree))[0]
 
 
 def test_a_server_needs_only_pictures_of_the_test_part(tree):
@@ -216,11 +212,9 @@ def test_pictures_are_checked_once(tree, monkeypatch):
     load(tree)
     monkeypatch.undo()
     cut(pictures(tree)[0])  # its size and time change
-    with pytest.raises(MistakesError, match="broken, or not an image"):
-        load(tree)
+    assert "broken, or not an image" in mistakes(lambda: load(tree))[0]
     (tree / isic.PREPARED / isic.CHECKED).write_text("[")
-    with pytest.raises(MistakesError, match="broken, or not an image"):
-        load(tree)
+    assert "broken, or not an image" in mistakes(lambda: load(tree))[0]
 
 
 def test_a_deep_check_lists_the_broken_pictures_of_its_centres(tree):
@@ -253,7 +247,7 @@ def test_the_check_counts_and_names_what_is_missing(tree, monkeypatch):
 def test_the_recipe_runs_and_measures_every_centre(made, tmp_path):
     few = (f"data_args.data_cache_dir={made / 'prepared'}", "train_args.comm_round=1", "train_args.epochs=1")
     settings = [word for setting in (*few, "data_args.crop=32") for word in ("--set", setting)]
-    result = call("run", RECIPE, "--run-dir", tmp_path / "run", *settings)
+    result = call("run", RECIPE, "--run-dir", tmp_path / "run", "--host", "none", *settings)
     assert result.stderr.count("warning: model") == result.stderr.count("training from scratch") == 1
     assert re.search(r"accuracy, each client's tests +(\w+ \d+\.\d(, )?){6}\n", result.stdout)
     (line,) = read_lines(tmp_path / "run" / "metrics.jsonl")

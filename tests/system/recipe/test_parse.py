@@ -280,8 +280,7 @@ def test_a_silo_without_a_file_runs_the_recipe():
     assert parse.silo(loaded, 2) is loaded
     assert not loaded.own_data
     for rank in (0, 3):
-        with pytest.raises(RecipeError, match=f"--rank {rank}: out of range; allowed: 1 to 2"):
-            parse.silo(loaded, rank)
+        assert f"--rank {rank}: out of range; allowed: 1 to 2" in message(lambda rank=rank: parse.silo(loaded, rank))
 
 
 def test_a_silos_file_affects_only_this_silo(tmp_path):
@@ -314,8 +313,8 @@ def test_silos_with_tables_set_their_columns(tmp_path):
         (same.replace("a, b", "b, a"), "data_args.features: differ from the recipe's, or in their order; use"),
         ("features: [a, b], categorical: one_hot", "data_args.categorical: one_hot uses a silo's own categories, whi"),
     ):
-        with pytest.raises(RecipeError, match=re.escape(words)):
-            silo_with(tmp_path, f"data_args: {{{table}, {said}}}\n", base=base)
+        text = f"data_args: {{{table}, {said}}}\n"
+        assert words in message(lambda text=text: silo_with(tmp_path, text, base=base))
 
 
 @pytest.mark.parametrize(
@@ -369,8 +368,7 @@ def test_a_silos_own_file_is_checked_with_the_recipe_that_names_it(tmp_path):
         "data_args.dataset: 'digit' is unknown",
     ]
     own.write_text("comm_args: {send_measures: true}")
-    with pytest.raises(RecipeError, match=r"--set train_args.epochs: 0 is out of range"):
-        parse.check(own, ["train_args.epochs=0"])
+    assert "--set train_args.epochs: 0 is out of" in message(lambda: parse.check(own, ["train_args.epochs=0"]))
 
 
 def test_a_silos_file_without_a_recipe(tmp_path):

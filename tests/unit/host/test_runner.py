@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from error_messages import message
-from fl_labelskew_registry import LabelSkewError, Method, RunError
+from fl_labelskew_registry import Method, RunError
 from recipe_texts import DIGITS
 
 import fl_labelskew_plugins as fl
@@ -188,8 +188,8 @@ def test_trainer_refuses_messages_of_another_aggregator():
     )
     for sent in (other.get_model_params(), network().state_dict()):
         trainer.set_model_params(sent)
-        with pytest.raises(LabelSkewError, match=r"use fl\.fedml\.aggregator with the same method and parameters"):
-            trainer.train(trainer.task.dataset[5][0], "cpu", args)
+        line = message(lambda: trainer.train(trainer.task.dataset[5][0], "cpu", args))
+        assert "use fl.fedml.aggregator with the same method and parameters" in line
 
 
 class Counted(Method):
@@ -231,6 +231,6 @@ def test_trainer_names_wrong_labels_and_unknown_data():
     data[5][1] = [(torch.zeros(2, 6), torch.tensor([0, 4]))]
     trainer = fl.fedml.trainer(network(), args, dataset=data, method="fedlc")
     trainer.set_model_params(network().state_dict())
-    with pytest.raises(LabelSkewError, match=r"dataset\[5\]\[1\]: labels are not integers from 0 to 3"):
-        trainer.train(data[5][1], "cpu", args)
+    line = "dataset[5][1]: labels are not integers from 0 to 3"
+    assert line in message(lambda: trainer.train(data[5][1], "cpu", args))
     assert "no entry contains the object train_data" in message(lambda: trainer.train(list(data[5][1]), "cpu", args))

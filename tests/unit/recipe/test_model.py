@@ -1,20 +1,11 @@
 import pytest
-import yaml
 from recipe_texts import lines_of, only_line, text_with
 
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.recipe.conflicts import quorum
-from fl_labelskew_plugins.recipe.model import SECTIONS, different
+from fl_labelskew_plugins.recipe.model import different
 
 NUMBER = {"value": 74.97, "paper": "FedMR", "table": "Table 1"}
-
-
-def test_resolved_has_every_section_and_plain_values():
-    resolved = parse.parse(text_with()).resolved()
-    assert tuple(resolved) == tuple(SECTIONS)
-    assert resolved["method_args"]["method"] == "fedmr"
-    assert resolved["method_args"]["negatives"] == "all"
-    assert yaml.safe_load(yaml.safe_dump(resolved)) == resolved
 
 
 @pytest.mark.parametrize("rounds", [1, 6, 7])

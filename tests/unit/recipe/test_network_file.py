@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import sys
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -7,7 +8,6 @@ from unittest.mock import Mock
 import pytest
 import torch
 from error_messages import message
-from fl_labelskew_registry import LabelSkewError
 from recipe_texts import DIGITS, only_line, text_with
 
 import fl_labelskew_plugins as fl
@@ -132,8 +132,7 @@ def test_resume_rejects_changed_network_file(folder):
         fl.run(recipe, folder / "cut", quiet=True, host="none", callbacks=[stop])
     (folder / "net.py").write_text(NET + "# another one\n")
     match = r"model_args.model: .*net.py has SHA-256 \w{16}..., but the run began with"
-    with pytest.raises(LabelSkewError, match=match):
-        fl.load_run(folder / "cut").resume(quiet=True)
+    assert re.search(match, message(lambda: fl.load_run(folder / "cut").resume(quiet=True)))
     (folder / "net.py").write_text(NET)
     again = fl.load_run(folder / "cut").resume(quiet=True)
     assert (again.folder / "metrics.jsonl").read_bytes() == (whole.folder / "metrics.jsonl").read_bytes()
@@ -150,11 +149,10 @@ def test_a_model_file_cannot_choose_code(folder, monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setenv("NETWORK_RAN", str(folder / "ran"))
     match = r"its network is net.py:make_network \(SHA-256 \w{64}\), .*; use --network"
-    with pytest.raises(LabelSkewError, match=match):
-        _ = fl.load_run("run").model
+    assert re.search(match, message(lambda: fl.load_run("run").model))
     (folder / "other.py").write_text(NET + "# another one\n")
-    with pytest.raises(LabelSkewError, match=r"other.py:make_network has SHA-256 .*, but .* needs net.py:make_network"):
-        _ = fl.load_run("run", model="other.py:make_network").model
+    line = message(lambda: fl.load_run("run", model="other.py:make_network").model)
+    assert re.search(r"other.py:make_network has SHA-256 .*, but .* needs net.py:make_network", line)
     assert not (folder / "ran").exists()
     x = torch.zeros(3, 1, 8, 8)
     assert fl.load_run("run", model="net.py:make_network").predict(x).equals(run.predict(x))

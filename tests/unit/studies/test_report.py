@@ -96,6 +96,9 @@ def test_seeds_share_a_row_with_mean_and_std(tmp_path):
         ["fedrs, alpha=0.5", *few, "25.00", "25.00", "-35.00", "-", "3", "> 1", "-", "-", "-", "-"],
         ["fedrs, alpha=1.0", *few, "50.00", "50.00", "-10.00", "-", *first[-2:], "-", "0.500", "-", "-"],
     ]
+    curves = report.curves(found)["iid"]
+    assert [*curves] == [row[0] for row in rows]
+    assert curves["fedavg"] == {1: [0.1, 0.9], 2: [0.5, 0.4], 3: [0.7], 4: [0.4]}
     # Equal cells are equally good; a single number is nothing to compare.
     marks = printed.marks(found)
     assert marks.columns.tolist() == head
@@ -443,20 +446,6 @@ def test_a_damaged_file_of_names_is_ignored(tmp_path, content):
     folder(tmp_path / "a", resolved(), [0.5])
     (tmp_path / "sweep.json").write_text(content)
     assert named(tmp_path) == [["fedavg", "iid", "iid"]]
-
-
-def test_curves_gather_seeds_and_name_what_differs(tmp_path):
-    found = rows_of(
-        folder(tmp_path / "a", resolved(0), [0.1, 0.2]),
-        folder(tmp_path / "b", resolved(1), [0.3, 0.4]),
-        folder(tmp_path / "c", resolved(0, "fedrs", alpha=0.5), [0.5, 0.6]),
-        folder(tmp_path / "d", resolved(0, "fedrs", alpha=0.9), [0.7, 0.8]),
-    )
-    assert report.curves(found)["iid"] == {
-        "fedavg": {1: [0.1, 0.3], 2: [0.2, 0.4]},
-        "fedrs, alpha=0.5": {1: [0.5], 2: [0.6]},
-        "fedrs, alpha=0.9": {1: [0.7], 2: [0.8]},
-    }
 
 
 def of_data(path, recipe, place, data, accuracies=(0.5,)):

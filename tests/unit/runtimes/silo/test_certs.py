@@ -1,7 +1,8 @@
 import socket
 import ssl
 from concurrent.futures import ThreadPoolExecutor
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
+from unittest.mock import Mock, patch
 
 import pytest
 from error_messages import message
@@ -28,14 +29,8 @@ def folder(tmp_path):
 
 def aged(folder, silos, hosts=(), *, ago, **options):
     """Certificates that were made so many days ago, or, below 0, in the future."""
-
-    class Clock(datetime):
-        @classmethod
-        def now(cls, tz=None):
-            return datetime.now(timezone.utc) - timedelta(days=ago)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(certs, "datetime", Clock)
+    clock = Mock(now=lambda tz: datetime.now(tz) - timedelta(days=ago))
+    with patch.object(certs, "datetime", clock):
         certs.new(folder, silos, hosts, **options)
 
 

@@ -1,3 +1,5 @@
+from unittest.mock import Mock, call
+
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -32,21 +34,13 @@ def word(monkeypatch):
 
 @pytest.fixture
 def typed(monkeypatch):
-    """A terminal with this input; returns its prompt."""
-    questions = []
+    """A terminal with this input; its prompts are the arguments of the calls."""
 
     def type_(*words):
-        left = iter(words)
-
-        def getpass(question):
-            questions.append(question)
-            if (word := next(left, None)) is None:
-                raise EOFError
-            return word
-
+        getpass = Mock(side_effect=[*words, EOFError])
         monkeypatch.setattr(keys, "_terminal", lambda: True)
         monkeypatch.setattr(keys.getpass, "getpass", getpass)
-        return questions
+        return getpass
 
     return type_
 
@@ -77,25 +71,25 @@ def test_a_key_encrypted_by_another_program_is_read(tmp_path, word):
 
 
 def test_a_passphrase_is_read_once_from_the_variable_or_the_terminal(made, typed, word):
-    questions, passphrase = typed(WORD), Passphrase()
+    getpass, passphrase = typed(WORD), Passphrase()
     assert passphrase.environment() == {}
     certs.read(made, "server", passphrase)
     certs.read(made, "silo-1", passphrase)
-    assert questions == [f"passphrase of {made}/server.key: "]
+    assert getpass.mock_calls == [call(f"passphrase of {made}/server.key: ")]
     assert passphrase.environment() == {keys.VARIABLE: WORD}
     assert WORD not in repr(passphrase)
     word()
     certs.read(made, "server")
-    assert len(questions) == 1
+    assert getpass.call_count == 1
 
 
 def test_a_new_passphrase_is_typed_twice(tmp_path, typed, word):
-    questions = typed("one", "two", WORD, WORD)
+    getpass = typed("one", "two", WORD, WORD)
     line = "the two passphrases differ; nothing is written"
     assert message(lambda: certs.new(tmp_path / "certs", 1, encrypt=True)) == line
     assert not (tmp_path / "certs").exists()
     certs.new(tmp_path / "certs", 1, encrypt=True)
-    assert questions == [f"new passphrase of {tmp_path}/certs/ca.key: ", "repeat it: "] * 2
+    assert getpass.mock_calls == [call(f"new passphrase of {tmp_path}/certs/ca.key: "), call("repeat it: ")] * 2
     word()
     assert certs.read(tmp_path / "certs", "silo-1")
 
@@ -121,9 +115,9 @@ def test_an_encrypted_authority_creates_only_encrypted_keys(tmp_path, word, monk
 
 def test_keys_of_a_plain_authority_can_be_encrypted(tmp_path, typed):
     certs.new(tmp_path, 1)
-    questions = typed(WORD, WORD)
+    getpass = typed(WORD, WORD)
     certs.renew(tmp_path, ["silo-1"], encrypt=True)
-    assert len(questions) == 2
+    assert getpass.call_count == 2
     assert [path.name for path in tmp_path.glob("*.key") if keys.encrypted(path.read_bytes())] == ["silo-1.key"]
 
 
