@@ -21,10 +21,9 @@ HOST = ["fedml"] if find_spec("fedml") else []
 HEAVY = ("torch", "fedml", "numpy", "pydantic", "sklearn", "matplotlib", "rich", "pandas", "jinja2", "yaml")
 
 
-WORDS = [["--version"], ["run", "-h"], ["status", "."], ["methods"], ["recipes", "ls"], ["run", "quickstrat"]]
-
-
-@pytest.mark.parametrize("args", WORDS)
+@pytest.mark.parametrize(
+    "args", [["--version"], ["run", "-h"], ["status", "."], ["methods"], ["recipes", "ls"], ["run", "quickstrat"]]
+)
 def test_nothing_heavy_is_imported_before_it_is_needed(args, tmp_path):
     (tmp_path / "recipe.yaml").touch()
     needed = {("recipes", "ls"): ["pydantic", "rich", "yaml"], ("methods",): ["rich"]}

@@ -14,7 +14,6 @@ import numpy as np
 import pandas as pd
 import pytest
 from error_messages import message
-from fl_labelskew_registry import LabelSkewError
 from PIL import Image
 
 from fl_labelskew_plugins.cli import table
@@ -29,12 +28,11 @@ def write_png(file, width, height):
     Image.new("L", (width, height)).save(file)
 
 
-MEMORY = 2**20
-"""Kilobytes that a process may take for a file, the modules that it imports included."""
+def outcome(statement, *files, most=2**20):
+    """The messages of a statement's LabelSkewErrors, for each ``file`` in turn, in one separate process.
 
-
-def outcome(statement, *files, most=MEMORY):
-    """The messages of a statement's LabelSkewErrors, for each ``file`` in turn, in one separate process."""
+    ``most``: kilobytes that the process may take, the modules that it imports included.
+    """
     code = (
         "import re, sys\nfrom pathlib import Path\nfrom fl_labelskew_registry import LabelSkewError\n"
         "for file in sys.argv[1:]:\n"
@@ -56,8 +54,8 @@ def test_a_picture_that_is_postscript_starts_no_program(tmp_path, monkeypatch):
     (tmp_path / "gs").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     (tmp_path / "a.png").write_bytes(EPS)
-    with pytest.raises(LabelSkewError, match=r"a\.png: is not a valid image"):
-        pictures.decode(tmp_path / "a.png", size=32, channels=3)
+    line = message(lambda: pictures.decode(tmp_path / "a.png", size=32, channels=3))
+    assert "a.png: is not a valid image" in line
     assert not trace.exists()
 
 
@@ -244,8 +242,8 @@ def test_categories_count_before_they_become_features(monkeypatch):
     monkeypatch.setattr(files, "free_memory", lambda: 10**6)
     feature = Feature(name="f", categories=[str(i) for i in range(1000)])
     encoding = Encoding(label="label", group=None, missing="refuse", features=[feature])
-    with pytest.raises(LabelSkewError, match=r"t\.csv: its features need 0\.0 GB, but 0\.0 GB are free"):
-        encoding.encoded(pd.DataFrame({"f": ["1"] * 100}), "t.csv")
+    line = message(lambda: encoding.encoded(pd.DataFrame({"f": ["1"] * 100}), "t.csv"))
+    assert line.startswith("t.csv: its features need 0.0 GB, but 0.0 GB are free")
 
 
 def test_an_archive_that_unpacks_to_far_more_is_refused(tmp_path):
@@ -253,8 +251,8 @@ def test_an_archive_that_unpacks_to_far_more_is_refused(tmp_path):
     file = tmp_path / "x.npz"
     np.savez_compressed(file, x=np.zeros(300 * 2**20, np.uint8), y=np.arange(3))
     assert file.stat().st_size < 10**6
-    with pytest.raises(LabelSkewError, match=r"x\.npz: 306\.2 kB become 629\.1 MB of memory, more than 100 times "):
-        npz.read_archive(file)
+    line = "x.npz: 306.2 kB become 629.1 MB of memory, more than 100 times "
+    assert line in message(lambda: npz.read_archive(file))
     assert npz.read_archive(file, ["y"])["y"].tolist() == [0, 1, 2]
 
 

@@ -2,26 +2,19 @@
 
 import subprocess
 import sys
-from importlib.util import find_spec
-from pathlib import Path
 
 CODE = """
-import importlib, sys
-for names in sys.argv[1:]:
-    for name in names.split():
-        importlib.import_module(name)
+import importlib, pkgutil, sys
+for name in ("partition", "data", "models"):
+    package = importlib.import_module(f"fl_labelskew_plugins.{name}")
+    for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        if not module.name.endswith(".given"):
+            importlib.import_module(module.name)
     print(*sorted({name.split(".")[0] for name in sys.modules} & {"torch", "torchvision", "sklearn", "PIL", "fedml"}))
 """
 
 
-def modules(package):
-    root = f"fl_labelskew_plugins.{package}"
-    folder = Path(find_spec(root).origin).parent
-    return " ".join(f"{root}.{path.stem}" for path in folder.glob("*.py") if path.stem not in ("__init__", "given"))
-
-
 def test_imports_are_light():
     """The packages are imported in this order in one process."""
-    packages = map(modules, ("partition", "data", "models"))
-    done = subprocess.run([sys.executable, "-c", CODE, *packages], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == ["", "", "torch"]

@@ -165,7 +165,7 @@ def test_only_shipped_recipes_are_found(name):
     assert line.startswith(f"recipe '{name}' is unknown; use one of labelskew recipes ls")
 
 
-def test_recipes_of_one_paper():
+def test_recipes_of_one_paper_are_listed_and_copied(tmp_path):
     lines = call("recipes", "ls", "--paper", "FedMR").output.splitlines()[1:]
     assert all(row.startswith("fedmr/") for row in lines)
     (row,) = [row for row in lines if row.startswith("fedmr/table1_fmnist_p10c2 ")]
@@ -175,9 +175,6 @@ def test_recipes_of_one_paper():
     assert "53.36 (Table 2); 293" in row
     (line,) = errors("recipes", "ls", "--paper", "femr")
     assert line == "--paper 'femr' is unknown; allowed: fedlc, fedmr, fedrs, fedshift, map; did you mean fedmr?"
-
-
-def test_a_copied_row_is_a_separate_recipe(tmp_path):
     copy = tmp_path / "table1_fmnist_p10c2.yaml"
     assert call("recipes", "cp", "fedmr/table1_fmnist_p10c2", tmp_path).output == f"{copy}\n"
     assert copy.read_text() == MODELINE + call("recipes", "show", "fedmr/table1_fmnist_p10c2").output

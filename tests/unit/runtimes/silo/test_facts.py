@@ -57,8 +57,8 @@ def test_with_secure_sums_numbers_of_samples_are_not_sent():
     assert told == {"input_shape": [1, 8, 8], "num_classes": 2, "classes": "0" * 32}
     assert silos.facts(told, summed=True) == summed
     for more in ({"samples": 40}, {"counts": [30, 10]}):
-        with pytest.raises(RunError, match=r"samples, but comm_args.secure_aggregation allows only their sum"):
-            silos.facts(told | more, summed=True)
+        line = message(lambda more=more: silos.facts(told | more, summed=True), kind=RunError)
+        assert "samples, but comm_args.secure_aggregation allows only their sum" in line
     assert "its number of samples is not a whole number above 0" in message(lambda: silos.facts(told), kind=RunError)
 
 
@@ -75,8 +75,8 @@ def of_sums(*overrides):
 def test_settings_of_sums_are_agreed_and_the_sum_of_samples_is_sent_later():
     (here, federation), (other, _) = of_sums(), of_sums("comm_args.secure_bits=20")
     silos.check_agreement(silos.agreed(here), here)
-    with pytest.raises(LabelSkewError, match=r"comm_args.secure_bits: 32 here and 20 at the server; use the server's"):
-        silos.check_agreement(silos.agreed(other), here)
+    line = "comm_args.secure_bits: 32 here and 20 at the server; use the server's"
+    assert line in message(lambda: silos.check_agreement(silos.agreed(other), here))
     clear, _ = of_sums("comm_args.secure_aggregation=false")
     with pytest.raises(LabelSkewError, match=r"comm_args.secure_aggregation: .* here and true at the server"):
         silos.check_agreement(silos.agreed(here), clear)
