@@ -1,12 +1,9 @@
-import importlib
 import json
 import shlex
 import subprocess
 import sys
 from importlib import metadata
 
-import pytest
-from fl_labelskew_registry import LabelSkewError
 from packaging.requirements import Requirement
 from recipe_texts import SILOS, text_with
 
@@ -66,10 +63,3 @@ def test_the_command_of_every_extra_installs_its_requirements():
         assert len({requirement.name for requirement in given}) == len(given) > 0
         for requirement in given:
             assert metadata.version(requirement.name) in requirement.specifier
-
-
-def test_load(monkeypatch):
-    assert extras.load("grpc", "json", what="a test") is importlib.import_module("json")
-    monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    with pytest.raises(LabelSkewError, match=r"^a test needs dp-accounting, which is .*'dp-accounting>=0.6', or not$"):
-        extras.load("privacy", "dp_accounting", what="a test", otherwise=", or not")

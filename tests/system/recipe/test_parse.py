@@ -325,6 +325,7 @@ def test_silos_with_tables_set_their_columns(tmp_path):
         ("train_args: {epochs: 3}", ["train_args: unknown section; allowed: data_args, method_args, "]),
         ("comm_args: {backend: sp}", ["comm_args.backend: unknown key; allowed: certs, send_measures, send_contrib"]),
         ("method_args: {mu1: 1}", ["method_args.mu1: unknown key; allowed: none"]),
+        ("tracking_args: {trackers: [csv]}", ["tracking_args.trackers: unknown key; allowed: run_dir, "]),
         ("data_args: {download: true}", ["data_args.dataset: missing; allowed: cifar10, "]),
         ("data_args: {dataset: digit}", ["data_args.dataset: 'digit' is unknown; allowed: cifar10, "]),
         (

@@ -36,6 +36,9 @@ def test_all_lines_or_those_of_one_event_are_shown(folder):
     error = call("show", folder, "--event", "refsued", code=2).stderr
     assert error.startswith("error: --event: 'refsued' is unknown; allowed: connected, left, refused, ")
     assert error.endswith("; did you mean refused?\n")
+    (folder / "empty").mkdir()
+    for words in (["verify", folder / "empty"], ["show", folder / "none"]):
+        assert "use the folder of a server's run" in call(*words, code=2).stderr
 
 
 def test_selectable_events_are_the_recorded_events():
@@ -62,8 +65,3 @@ def test_text_added_by_hand_is_shown_without_control_characters(folder):
     forged = json.loads(lines[3]) | {"reason": "\x1b[31m", "kind": ["\x1b"], "peer": {"a": "\n"}}
     (folder / NAME).write_text("\n".join([*lines[:3], json.dumps(forged)]) + "\n")
     assert "\x1b" not in call("show", folder).stdout
-
-
-def test_a_folder_without_a_log_is_an_error(tmp_path):
-    assert "use the folder of a server's run" in call("verify", tmp_path, code=2).stderr
-    assert "use the folder of a server's run" in call("show", tmp_path / "none", code=2).stderr

@@ -228,17 +228,7 @@ def test_schema_is_json():
     assert json.loads(call("schema").output)["$defs"]["recipe"]["properties"]["method_args"]
 
 
-def test_report_shows_finished_runs_and_names_the_others(tmp_path):
-    (tmp_path / "c").mkdir()
-    result = call("report", folder(tmp_path / "a", resolved(), [0.5]), tmp_path / "b", tmp_path / "c", code=2)
-    assert "50.00" in result.stdout
-    assert result.stderr.splitlines() == [
-        f"error: {tmp_path / 'b'}: no such folder",
-        f"error: {tmp_path / 'c'}: not a run folder: recipe.yaml is missing",
-    ]
-
-
-def test_report_writes_page_and_picture_atomically(tmp_path):
+def test_report_shows_finished_runs_names_the_others_and_writes_files_atomically(tmp_path):
     run = folder(tmp_path / "a", resolved(), [0.5])
     call("report", run, "--html", tmp_path / "r.html", "--plot", tmp_path / "r.png", "--last", "1")
     assert (tmp_path / "r.html").read_text().startswith("<!doctype html>")
@@ -250,3 +240,10 @@ def test_report_writes_page_and_picture_atomically(tmp_path):
     assert errors("report", run, "--width", "3") == ["--width 3.0: needs --plot; use it with --plot FILE"]
     line = "baseline: 'fedvag' is unknown; allowed: fedavg; did you mean fedavg?"
     assert errors("report", run, "--baseline", "fedvag") == [line]
+    (tmp_path / "c").mkdir()
+    result = call("report", run, tmp_path / "b", tmp_path / "c", code=2)
+    assert "50.00" in result.stdout
+    assert result.stderr.splitlines() == [
+        f"error: {tmp_path / 'b'}: no such folder",
+        f"error: {tmp_path / 'c'}: not a run folder: recipe.yaml is missing",
+    ]

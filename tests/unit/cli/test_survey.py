@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 
 import numpy as np
-import pytest
 from commands import call, errors
 
 import fl_labelskew_plugins as fl
@@ -60,12 +59,6 @@ def test_compare_writes_a_sweep_of_the_suggested_methods(tmp_path):
     assert [run.name for run in runs] == ["fedavg-seed0", "fedlc-seed0", "fedshift-seed0"]
     assert {run.recipe.train.federated_optimizer for run in runs} == {"FedAvg"}
     assert {run.recipe.data.data_cache_dir for run in runs} == {str(Path("here").absolute())}
-
-
-@pytest.mark.usefixtures("here")
-def test_a_survey_fits_80_columns():
-    lines = call("survey", QUICK, COLUMNS="80").output.splitlines()
-    assert max(map(len, lines)) <= 80
 
 
 def test_mistakes_are_one_line_errors(tmp_path):

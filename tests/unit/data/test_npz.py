@@ -96,6 +96,15 @@ def test_layouts(tmp_path, shape, layout, result):
         ({"x_train": X, "y_train": Y, "x_test": X[:, :4], "y_test": Y}, "x_train has float32 samples of shape (5,)"),
         ({"x": X[:4], "y": Y[:4]}, "leaves no test sample"),
         ({"x": np.array([{}] * 20), "y": Y}, "not a valid .npz archive"),
+        ({"x": X, "y": Y, "class_names": np.arange(4)}, "class_names is int64 of shape (4,); use strings in one"),
+        ({"x": X, "y": Y, "class_names": np.array(["a", "b", "a"])}, "has class names a, b, a; use names that differ"),
+        (
+            {"x": X, "y": Y, "class_names": np.array(list("ab"))},
+            "has label 3; use labels from 0 to 1 with 2 class",
+        ),
+        ({"x": X, "y": np.array(["a\x1b", "b"] * 10), "class_names": np.array(["b", "c"])}, "a? is not in class_names"),
+        ({"x": X, "y": np.array([["a", "b"]] * 10)}, "y: is int64 of shape (10, 2); use integers or names in one"),
+        ({"x": X, "y": np.array(["a", ""] * 10)}, "has class names , a; use names that differ and are not empty"),
     ],
 )
 def test_bad_arrays(tmp_path, arrays, says):
@@ -157,21 +166,7 @@ def test_names_of_classes_and_groups_are_kept(tmp_path):
     assert (data.class_names, data.group_names) == (["malign", "unsure", "benign"], [])
     assert sorted(set(data.train.y)) == [0, 2]
     assert load(write(tmp_path, x=X, y=Y % 2, **in_order), classes=3).class_names == data.class_names
+    line = message(lambda: load(write(tmp_path, x=X, y=Y % 2, **in_order), classes=5))
+    assert "names 3 classes, data_args.classes is 5; use" in line
     alone = load_test(write(tmp_path, x_test=X, y_test=kinds, **in_order))
     assert (alone.class_names, alone.test.y[:2].tolist()) == (data.class_names, [0, 2])
-
-
-@pytest.mark.parametrize(
-    ("arrays", "params", "text"),
-    [
-        ({"class_names": np.arange(4)}, {}, "class_names is int64 of shape (4,); use strings in one dimension"),
-        ({"class_names": np.array(["a", "b", "a"])}, {}, "has class names a, b, a; use names that differ"),
-        ({"class_names": np.array(["a", "b"])}, {}, "has label 3; use labels from 0 to 1 with 2 class_names"),
-        ({"class_names": np.array(list("abcd"))}, {"classes": 5}, "names 4 classes, data_args.classes is 5; use"),
-        ({"y": np.array(["a\x1b", "b"] * 10), "class_names": np.array(["b", "c"])}, {}, "a? is not in class_names"),
-        ({"y": np.array([["a", "b"]] * 10)}, {}, "y: is int64 of shape (10, 2); use integers or names in one"),
-        ({"y": np.array(["a", ""] * 10)}, {}, "has class names , a; use names that differ and are not empty"),
-    ],
-)  # fmt: skip
-def test_invalid_names(tmp_path, arrays, params, text):
-    assert text in message(lambda: load(write(tmp_path, **{"x": X, "y": Y} | arrays), **params))

@@ -149,7 +149,7 @@ def test_one_hot(tmp_path, capsys):
     assert load(tmp_path, file="a.csv", categorical={"sex": ["1", "2"]}).train.x.shape[1] == 4
 
 
-def test_missing_values(tmp_path, capsys):
+def test_missing_values_except_classes_can_be_replaced_by_means(tmp_path, capsys):
     holes = {"age": cells(50.0, at3=np.nan, at7=np.nan), "pressure": cells(100.0, at7=None, at9=160.0)}
     write(tmp_path / "t.csv", hospital=None, **holes)
     where = f"{tmp_path / 't.csv'}: column age: "
@@ -172,9 +172,6 @@ def test_missing_values(tmp_path, capsys):
     data = load(tmp_path, missing="mean", categorical="one_hot")
     given = np.concatenate([data.train.x, data.test.x])[:, 2:]
     np.testing.assert_allclose(given.sum(axis=1), 1, rtol=1e-6)  # the shares in training, where it is not known
-
-
-def test_a_missing_class_is_not_replaced_by_a_mean(tmp_path):
     write(tmp_path / "t.csv", hospital=None, label=[None, *KINDS, *["benign"] * 37])
     line = message(lambda: load(tmp_path, missing="mean"))
     assert "column label: has no value in 1 row of 40, first in row 1; use data_args.missing: drop" in line
@@ -249,6 +246,7 @@ def test_parquet_files_of_other_writers(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     line = message(lambda: load(tmp_path))
     assert "needs pyarrow, which is not installed; to install it: pip install 'pyarrow" in line
+    assert line.endswith(", or use a CSV file")
 
 
 def test_choice_of_the_table_file(tmp_path):

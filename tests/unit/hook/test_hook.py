@@ -13,9 +13,7 @@ from fl_labelskew_plugins import hook
         ("/x/bin/fedml run recipes/a.yaml", True),
         ("/x/bin/fedml run --set a.b=c a.YML --quiet", True),
         ("fedml run --dry-run --resume=runs/x", True),
-        ("fedml run --resume runs/x", True),
         ("fedml run fedmr/table1_fmnist_p10c2", True),
-        ("fedml run quickstart --dry-run", True),
         ("fedml run quickstrat", True),  # our command suggests the nearest recipe
         ("fedml run", False),
         ("fedml run --help", False),

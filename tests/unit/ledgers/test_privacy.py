@@ -43,11 +43,13 @@ def test_gaussian_answers_add_up_to_the_exact_bound_and_never_below_it(strength,
     assert privacy.epsilon((("gaussian", strength, times),), 1e-5) == pytest.approx(exact, rel=1e-3)
 
 
-def test_combined_answers_cost_at_most_the_sum():
+def test_combined_answers_cost_at_most_the_sum_and_those_without_noise_have_no_bound():
     assert privacy.epsilon((("laplace", 2.0, 3),), 1e-5) == pytest.approx(1.5)
     both = privacy.epsilon((("gaussian", 4.0, 20), ("laplace", 2.0, 1)), 1e-5)
     assert gaussian(4 / math.sqrt(20), 1e-5) < both <= gaussian(4 / math.sqrt(20), 1e-5) + 0.5 + 1e-6
     assert privacy.epsilon((("laplace", 10.0, 1000),), 1e-5) < 30  # Renyi's bound; the sum is 100
+    assert privacy.epsilon((("gaussian", 4.0, 20), ("none", 0.0, 1)), 1e-5) == math.inf
+    assert privacy.epsilon((), 1e-5) == 0
 
 
 def test_noise_of_sums_is_counted_only_by_renyi():
@@ -59,11 +61,6 @@ def test_noise_of_sums_is_counted_only_by_renyi():
     )  # theorem 21 of Balle, Barthe, Gaboardi, Hsu and Sato
     assert privacy.epsilon((("discrete", strength, times),), 1e-5) == pytest.approx(naive)
     assert naive > gaussian(strength / math.sqrt(times), 1e-5)
-
-
-def test_answers_without_noise_have_no_bound_and_no_answer_costs_zero():
-    assert privacy.epsilon((("gaussian", 4.0, 20), ("none", 0.0, 1)), 1e-5) == math.inf
-    assert privacy.epsilon((), 1e-5) == 0
 
 
 def test_a_budget_allows_exactly_the_answers_that_fit():

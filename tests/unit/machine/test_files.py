@@ -89,9 +89,6 @@ def test_open_regular_reads_links_but_no_fifo_or_device(tmp_path):
             read_bytes(file)
     with pytest.raises(IsADirectoryError):
         read_bytes(tmp_path)
-
-
-def test_read_lines_of_an_unreadable_file_is_a_one_line_error(tmp_path):
     assert message(lambda: read_lines(tmp_path)) == f"{tmp_path}: cannot be read: Is a directory"
 
 

@@ -74,12 +74,9 @@ def test_a_relu_behind_the_head_is_detected(bias):
     assert "Net does not return the output of head, its last Linear layer with an output per class" in line
 
 
-def test_a_module_with_features_and_classifier_is_used_unchanged():
+def test_a_module_with_a_classifier_is_used_unchanged_and_a_linear_layer_is_one():
     ours = MLP().build((1, 4, 4), 3)
     assert type(ModuleNetwork(ours).build((1, 4, 4), 3)) is type(ours)
-
-
-def test_a_single_linear_layer_is_the_classifier():
     layer = nn.Linear(16, 3)
     built = ModuleNetwork(layer).build((16,), 3)
     assert built.features(torch.ones(2, 16)).shape == (2, 16)

@@ -1,6 +1,5 @@
 import pytest
 import yaml
-from error_messages import message
 from jsonschema import Draft202012Validator
 from recipe_texts import lines_of, only_line, text_with
 
@@ -55,12 +54,6 @@ def test_values_that_are_not_lists_are_not_shown(value):
 def test_each_mistake_has_a_separate_line():
     content = trackers("nobody", {"mlflow": {"uri": 5, "experiment": ""}}, wandb_key="s3cr3t", run_dirs="x")
     assert len(lines_of(content)) == 5
-
-
-def test_a_silos_file_names_no_plugin(tmp_path):
-    file = tmp_path / "silo.yaml"
-    file.write_text("data_args: {dataset: digits}\ntracking_args: {run_dir: here, trackers: [csv]}\n")
-    assert "tracking_args.trackers: unknown key; allowed: run_dir, " in message(lambda: parse.check(file))
 
 
 def test_a_plugin_that_fails_to_import_is_not_a_recipe_error(register):

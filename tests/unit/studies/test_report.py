@@ -268,18 +268,7 @@ def test_classes_are_means_over_tests_and_seeds_and_methods_have_one_name(tmp_pa
     assert found["recall"].tolist() == [pytest.approx([30, math.nan, 50], nan_ok=True)]
 
 
-def test_partitions_of_one_name_are_separate_settings(tmp_path):
-    recipes = [resolved() | {"partition_args": {"partition_method": "dirichlet", "beta": beta}} for beta in (0.1, 0.5)]
-    recipes[1]["data_args"]["data_cache_dir"] = "elsewhere"  # no other setting
-    found = rows_of(*(folder(tmp_path / str(n), recipe, [0.5 - 0.1 * n]) for n, recipe in enumerate(recipes)))
-    assert found["setting"].tolist() == found["partition"].tolist() == ["dirichlet 0.1", "dirichlet 0.5"]
-    assert found["rank"].tolist() == [1, 1]
-    assert found["label"].tolist() == ["fedavg", "fedavg"]
-    assert found["differs in"].tolist() == ["", ""]
-    assert lines_of(found) == {"dirichlet 0.1": ["fedavg"], "dirichlet 0.5": ["fedavg"]}
-
-
-def test_every_shipped_partition_is_named_with_its_required_parameters(tmp_path):
+def test_every_partition_is_a_setting_named_with_its_required_parameters(tmp_path):
     given = {
         "dirichlet": {"beta": 0.1, "min_samples": 1, "capped": True}, "iid": {}, "natural": {},
         "pcdd": {"classes_per_client": 2}, "quantity": {"sets_per_client": 3},
@@ -287,11 +276,14 @@ def test_every_shipped_partition_is_named_with_its_required_parameters(tmp_path)
     }  # fmt: skip
     assert set(given) - {"not_installed"} == {entry.name for entry in catalog.entries("partitioners")}
     partitions = [{"partition_method": name, **parameters} for name, parameters in given.items()]
+    partitions.append({"partition_method": "dirichlet", "beta": 0.5})
     recipes = [resolved() | {"partition_args": partition} for partition in partitions]
-    runs = [folder(tmp_path / str(n), recipe, [0.5]) for n, recipe in enumerate(recipes)]
-    assert rows_of(*runs)["partition"].tolist() == [
-        "dirichlet 0.1", "iid", "natural", "pcdd 2", "quantity 3", "shards 5", "not_installed",
-    ]  # fmt: skip
+    recipes[-1]["data_args"]["data_cache_dir"] = "elsewhere"  # no other setting
+    found = rows_of(*(folder(tmp_path / str(n), recipe, [0.5 - 0.01 * n]) for n, recipe in enumerate(recipes)))
+    names = ["dirichlet 0.1", "iid", "natural", "pcdd 2", "quantity 3", "shards 5", "not_installed", "dirichlet 0.5"]
+    assert found["setting"].tolist() == found["partition"].tolist() == names
+    assert found[["rank", "label", "differs in"]].to_numpy().tolist() == [[1, "fedavg", ""]] * 8
+    assert lines_of(found) == {name: ["fedavg"] for name in names}
 
 
 def of_seeds(path, method, accuracies, partition="iid", first=0, **method_args):

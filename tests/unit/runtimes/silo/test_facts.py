@@ -25,15 +25,6 @@ def parsed(*overrides):
     return recipes.parse(RECIPE, overrides=overrides)
 
 
-def test_a_silo_holds_its_own_samples_in_the_order_of_the_simulation():
-    whole, clients = session.divided(parsed())
-    for client in range(3):
-        silo = silos.load(parsed(), client)
-        assert np.array_equal(silo.data.train.x, whole.train.x[clients.train[client]])
-        assert np.array_equal(silo.data.test.y, whole.test.y[clients.test[client]])
-        assert silo.facts == silos.Facts(len(clients.train[client]), (1, 8, 8), 10)
-
-
 def test_a_silo_with_separate_data_trains_on_all_of_them(tmp_path):
     x, y = np.random.default_rng(0).random((30, 6), np.float32), np.arange(30) % 3
     np.savez(tmp_path / "mine.npz", x_train=x, y_train=y, x_test=x[:9], y_test=y[:9])

@@ -21,10 +21,7 @@ def test_equal_messages_are_shown_once_per_minute_and_counted():
     server.now = 90
     server.flood.close()
     assert server.lines[4:] == ["silo 2 refused: sent 7 bytes (1 more within 29 s)"]
-
-
-def test_after_a_quiet_minute_a_message_is_shown_at_once():
-    server = Told()
+    server = Told()  # after a quiet minute a message is shown at once
     server.flood.print_event("silo 2", "has disconnected")
     server.now = 60
     server.flood.print_event("silo 2", "has disconnected")

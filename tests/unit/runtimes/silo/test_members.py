@@ -108,14 +108,11 @@ def scripted(monkeypatch):
     return make
 
 
-def test_waits_in_steps_until_time_is_up(scripted):
+def test_waits_in_steps_and_time_without_a_listener_does_not_count(scripted):
     transport, listening = scripted()
     assert [listening.listen(2.5) for _ in range(3)] == [True, True, False]
     assert transport.waits == [1, 1, 0.5]
     assert listening.now == 2.5
-
-
-def test_time_without_a_listener_does_not_count(scripted):
     transport, listening = scripted()
     assert listening.listen(3)
     transport.seconds += 1000  # a model is tested, or the process is stopped
