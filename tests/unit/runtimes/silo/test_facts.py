@@ -76,7 +76,10 @@ def test_settings_of_sums_are_agreed_and_the_sum_of_samples_is_sent_later():
     for wrong in ({"num_samples": 39}, {"num_samples": 1000, "min_samples": 40}):
         with pytest.raises(LabelSkewError, match=f"the server's federation: {[*wrong][-1]} is {[*wrong.values()][-1]}"):
             federation(**wrong)
-    # with noise, a negative claim of another silo makes the sum smaller than this silo's own number
+
+
+def test_with_noise_a_negative_claim_of_another_silo_makes_no_silo_leave():
+    """The sum is then less than this silo's own number; its weight is at most 1."""
     _, federation = of_sums("privacy_args.noise_multiplier=1", "privacy_args.clip=1", "method_args.method=fedavg")
     assert federation(num_samples=39).num_samples == 39
 
