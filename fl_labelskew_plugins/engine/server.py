@@ -88,21 +88,18 @@ class Server:
             addition.add(opening.id, opening.tensors)
             clients.append(opening.id)
         if clients:
-            self._open(clients, addition.total(len(clients)))
+            self._open(clients, replace(addition.total(len(clients)), federation=self.federation))
 
     def open_sum(self, vector: Vector, clients: list[int]) -> tuple[int, int]:
         """As :meth:`open`, from the sum of vectors; returns numbers of training and test samples."""
         assert self.sums is not None
         samples, tests, total = self.sums.read_opening(vector, len(clients))
         if self.method.uses("opening"):
-            self._open(clients, total)
+            self._open(clients, replace(total, federation=replace(self.federation, num_samples=samples)))
         return samples, tests
 
     def _open(self, clients: list[int], total: Total) -> None:
-        self.opened, self.shared = (
-            clients,
-            {**self.shared, **self.method.open(replace(total, federation=self.federation))},
-        )
+        self.opened, self.shared = clients, {**self.shared, **self.method.open(total)}
         self._unchanged[0].check("open")
 
     @property

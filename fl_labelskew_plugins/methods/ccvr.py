@@ -17,6 +17,8 @@ from fl_labelskew_plugins.machine import log
 
 SUMS, SQUARES, COUNTS = "sums", "squares", "counts"
 
+LARGEST = 1e12  # largest covariance of features; a client may send any sums
+
 
 def moments(sums: Tensor, squares: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
     r"""Mean and unbiased covariance of the features of each class, from sums over all clients.
@@ -114,6 +116,9 @@ class CCVR(Method):
         sums, squares = shared[SUMS].double(), shared[SQUARES].double()
         means, covariances = moments(sums[held], squares[held], shared[COUNTS][held])
         names = [name for name in ("classifier.weight", "classifier.bias") if name in weights]
+        if not covariances.abs().max() < LARGEST:
+            log.warn("CCVR: the covariances of the features are impossible; the classifier stays as it is")
+            return weights
         drawn = virtual_features(means, covariances, self.params.virtual, server.generator)
         features = drawn.flatten(0, 1).to(weights[names[0]])
         labels = held.nonzero()[:, 0].to(features.device).repeat_interleave(self.params.virtual)

@@ -14,6 +14,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fl_labelskew_plugins import params
+from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.ops import check_choice, check_per_class, full, noise_of, on_device
 
 
@@ -144,7 +145,9 @@ class KnownPrior(Method):
 
     def open(self, total: Total) -> dict[str, Tensor]:
         """The global prior. A class without a positive sum (a client cheats, or rounding) counts as one sample."""
-        smoothed = total.tensors["smoothed"]
+        smoothed, federation = total.tensors["smoothed"], total.federation
+        if federation is not None and smoothed.sum() > 2 * federation.num_samples:  # more than noise explains
+            log.warn("the class counts of the opening are more than twice all training samples; some are wrong")
         return {"prior": global_prior(smoothed.where(smoothed > 0, 1.0))}
 
     def report(self, federation: Federation) -> dict[str, Any]:

@@ -1,4 +1,5 @@
 import dataclasses
+import math
 
 import pytest
 import torch
@@ -83,6 +84,13 @@ def test_sums_of_another_round_or_wrong_sums_change_nothing(world, capsys):
         assert "the counts in the closing exchange are negative, or more than all" in capsys.readouterr().err
     right = {**sums, "counts": torch.tensor([5, 4])}
     assert CCVR().combine(Total(right, 2, closing=True, federation=federation), kept).keys() == {*kept, *right}
+
+
+def test_impossible_covariances_leave_the_classifier(world, capsys):
+    huge = {"sums": torch.eye(2), "squares": torch.full((2, 2, 2), math.nan), "counts": torch.tensor([5, 5])}
+    weights = {"classifier.weight": torch.randn(2, 2), "classifier.bias": torch.zeros(2)}
+    assert CCVR().after_aggregation(weights, world.server(huge)) is weights
+    assert "CCVR: the covariances of the features are impossible; the cla" in capsys.readouterr().err
 
 
 def test_a_class_that_no_client_holds_is_not_trained(world):

@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import numpy as np
@@ -109,6 +110,17 @@ def test_opening_exchange_and_loss(world, params):
     smoothing = a[1] if isinstance(a, torch.Tensor) else a
     ours = method.calibrate(logits, world.client(counts=others, shared=shared))
     torch.testing.assert_close(ours, shifted_logits(logits, others, shared["prior"], smoothing=smoothing))
+
+
+def test_counts_of_far_more_than_all_samples_cause_a_warning(world, capsys):
+    federation, counts = dataclasses.replace(world.federation, num_samples=100), torch.tensor([40, 30, 20, 10, 0])
+    for params in ({"smoothing": 40.0}, {"smoothing_fraction": 0.1}, {}):
+        method = FedShift(FedShift.Params(**params))
+        sent = method.opening(world.client(counts=counts))["smoothed"]
+        method.open(dataclasses.replace(total_of({"smoothed": sent}), federation=federation))
+        assert capsys.readouterr().err == ""
+    method.open(dataclasses.replace(total_of({"smoothed": 2.1 * sent}), federation=federation))
+    assert "the class counts of the opening are more than twice all training samples" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", [FedShift, Reweighting])
