@@ -1,6 +1,7 @@
-"""``labelskew`` with one function replaced: ``cheating.py NAME run ...``; the names are below.
+"""``labelskew`` with functions replaced: ``cheating.py NAME[+NAME] run ...``; the names are below.
 
-Most cheat in the second round alone, so that a first one shows what an honest one looks like.
+Most cheat only in the second round, so that the first one is an honest one; those that use :func:`replaced` may have
+another round: ``NAME@ROUND``.
 """
 
 import hashlib
@@ -57,10 +58,11 @@ def replaces(owner, name):
 
 def replaced(owner, name, by):
     """In that round, have ``by`` make the result of the method: of the object, the original, and the arguments."""
+    round = ROUND
 
     @replaces(owner, name)
     def method(self, honest, *args):
-        return by(self, partial(honest, *args), *args) if self.attempt.round == ROUND else honest(*args)
+        return by(self, partial(honest, *args), *args) if self.attempt.round == round else honest(*args)
 
 
 # -- servers
@@ -151,32 +153,23 @@ def asks_for_training_before_the_opening():
     SummedOpening.exchange = exchange
 
 
-def while_silo_2_trains(act):
-    """Call ``act`` with the server after its request to silo 2, in that round."""
+@cheat
+def floods_and_cuts_in_training():
+    """Send silo 3 verdicts of another round, which are harmless but take time to read, and cut silo 2's connection.
+
+    The time of the next HELLO would reveal whether silo 2 still trains.
+    """
+    verdict = {"taken": True, "x": ["a"] * 60_000}
 
     @replaces(SummedUploads, "ask")
     def ask(self, honest, client):
         honest(client)
-        if self.server.members.round == ROUND and client == 1:
-            act(self.server)
-
-
-@cheat
-def floods_in_training():
-    """Verdicts of another round, which are harmless but take time to read."""
-    verdict = {"taken": True, "x": ["a"] * 60_000}
-    while_silo_2_trains(lambda server: [server.send(Kind.VERDICT, 2, round=7, meta=verdict) for _ in range(5)])
-
-
-@cheat
-def cuts_a_connection_in_training():
-    """The time of the next HELLO would reveal whether silo 2 still trains."""
-
-    def cut(server):
-        close = server.transport._open[2].close
-        threading.Timer(1, close, (grpc.StatusCode.UNAVAILABLE, "cut")).start()
-
-    while_silo_2_trains(cut)
+        server = self.server
+        if server.members.round == ROUND and client == 1:
+            threading.Timer(1, server.transport._open[2].close, (grpc.StatusCode.UNAVAILABLE, "cut")).start()
+        if server.members.round == ROUND and client == 2:
+            for _ in range(5):
+                server.send(Kind.VERDICT, 3, round=7, meta=verdict)
 
 
 @cheat
@@ -307,38 +300,25 @@ def prints_its_openings():
         return honest(*args)
 
 
-@cheat
-def claims_too_many_samples():
-    """So that no other silo's change counts."""
+def claims(place, number):
+    """Add a number to one of the sums of the opening."""
 
     @replaces(sums.Sums, "opened")
     def opened(self, honest, *args):
         vector = honest(*args)
-        parts(vector, self.opening.wide)[0][:1] += np.uint64(5 * 10**11 << sums.SUMMED)
+        parts(vector, self.opening.wide)[0][place:][:1] += np.uint64((number << sums.SUMMED) % 2**64)
         return vector
 
 
-@cheat
-def claims_many_test_samples():
-    """To choose the best round by false accuracies."""
-
-    @replaces(sums.Sums, "opened")
-    def opened(self, honest, *args):
-        vector = honest(*args)
-        parts(vector, self.opening.wide)[0][1:2] += np.uint64(5000 << sums.SUMMED)
-        return vector
+CHEATS["claims_too_many_samples"] = partial(claims, 0, 5 * 10**11)  # so that no other silo's change counts
+CHEATS["claims_many_test_samples"] = partial(claims, 1, 5000)  # to choose the best round by false accuracies
+CHEATS["denies_its_opening"] = partial(claims, -1, -5)  # senders of the method's tensor: the sum has no sender
 
 
 @cheat
 def claims_one_more_sample_in_a_second_opening():
     """After a restart, without its own checks."""
-
-    @replaces(sums.Sums, "opened")
-    def opened(self, honest, *args):
-        vector = honest(*args)
-        parts(vector, self.opening.wide)[0][:1] += np.uint64(1 << sums.SUMMED)
-        return vector
-
+    claims(0, 1)
     SummedAnswers.open = lambda self, session, federation: self.silo.use(
         replace(session, federation=federation, trainer=replace(session.trainer, federation=federation))
     )
@@ -404,39 +384,46 @@ def sends_a_short_teacher():
         return honest(round, clients)
 
 
-@cheat
-def fails_in_training():
-    """In the second round; as a model of the server's making can bring about."""
+def fails_with(error):
+    """In the second round; as a model of the server's making can bring about, or tensors of another shape."""
 
     @replaces(turn.Turn, "fit")
     def fit(self, honest, *args, **kwargs):
         if self.view.round == ROUND:
-            raise RunError("round 2: client 2: fc.weight is not finite")
+            raise error
         return honest(*args, **kwargs)
 
 
-@cheat
-def fails_in_its_first_training():
-    trainings = itertools.count()
-
-    @replaces(turn.Turn, "fit")
-    def fit(self, honest, *args, **kwargs):
-        if next(trainings) == 1:  # the first one is of a fresh network
-            raise RunError("loss term cross_entropy is inf")
-        return honest(*args, **kwargs)
+CHEATS["fails_in_training"] = partial(fails_with, RunError("round 2: client 2: fc.weight is not finite"))
+CHEATS["fails_with_a_bug"] = partial(fails_with, IndexError("index 8 is out of bounds for dimension 0 with size 5"))
 
 
-@cheat
-def is_not_finite_in_its_first_training():
+def after_its_first_training(act):
     trainings = itertools.count()
 
     @replaces(turn.Turn, "fit")
     def fit(self, honest, *args, **kwargs):
         result = honest(*args, **kwargs)
         if next(trainings) == 1:  # the first one is of a fresh network
-            for tensors in (result.upload, result.state):
-                tensors |= {name: value * float("nan") for name, value in tensors.items()}
+            act(result)
         return result
+
+
+@cheat
+def fails_in_its_first_training():
+    def fail(result):
+        raise RunError("loss term cross_entropy is inf")
+
+    after_its_first_training(fail)
+
+
+@cheat
+def is_not_finite_in_its_first_training():
+    def spoil(result):
+        for tensors in (result.upload, result.state):
+            tensors |= {name: value * float("nan") for name, value in tensors.items()}
+
+    after_its_first_training(spoil)
 
 
 @cheat
@@ -448,17 +435,6 @@ def trains_at_once():
         if round == ROUND:
             return LocalResult(dict(weights), {}, {}, {})
         return honest(take, client, round, weights, **more)
-
-
-@cheat
-def fails_with_a_bug():
-    """As tensors of another shape bring about, if a silo holds certain classes."""
-
-    @replaces(turn.Turn, "fit")
-    def fit(self, honest, *args, **kwargs):
-        if self.view.round == ROUND:
-            raise IndexError("index 8 is out of bounds for dimension 0 with size 5")
-        return honest(*args, **kwargs)
 
 
 @cheat
@@ -487,26 +463,20 @@ for seconds in (1, 5):
     CHEATS[f"sends_its_vector_{seconds}_s_late"] = partial(sends_its_vector_late, seconds)
 
 
-@cheat
-def is_ready_just_in_time():
-    """Half a second before the deadline of the round."""
+def before_it_is_ready(act):
+    """Call ``act`` with the silo before its upload, in that round."""
 
     @replaces(SummedAnswers, "send")
     def send(self, honest, round, result):
         if round == ROUND:
-            time.sleep(self.silo.recipe.comm.round_deadline_s - 1)
+            act(self.silo)
         honest(round, result)
 
 
 @cheat
-def denies_its_opening():
-    """Report -5 senders of the method's tensor, so that the sum has no sender."""
-
-    @replaces(sums.Sums, "opened")
-    def opened(self, honest, *args):
-        vector = honest(*args)
-        parts(vector, self.opening.wide)[0][-1:] -= np.uint64(5 << sums.SUMMED)
-        return vector
+def is_ready_just_in_time():
+    """Half a second before the deadline of the round."""
+    before_it_is_ready(lambda silo: time.sleep(silo.recipe.comm.round_deadline_s - 1))
 
 
 def silent_at(kind):
@@ -522,21 +492,13 @@ for kind in (Kind.KEYS, Kind.MASKED, Kind.REVEALED):
     CHEATS[f"silent_at_{kind.name}"] = partial(silent_at, kind)
 
 
-def dies_at(step):
-    def method(silo, honest, *args):
-        print(f"dies at {step}", flush=True)
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    return lambda: replaced(SiloRound, step, method)
+def die(*_):
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
-@cheat
-def dies_before_it_is_ready():
-    @replaces(SummedAnswers, "send")
-    def send(self, honest, round, result):
-        if round == ROUND:
-            os.kill(os.getpid(), signal.SIGKILL)
-        honest(round, result)
+for step in STEPS:
+    CHEATS[f"dies_at_{step}"] = partial(replaced, SiloRound, step, die)
+CHEATS["dies_before_it_is_ready"] = partial(before_it_is_ready, die)
 
 
 @cheat
@@ -565,13 +527,13 @@ def dies_in_a_test():
     @replaces(SiloRound, "advertise")
     def advertise(silo, honest):
         if silo.attempt.round == number_of_test(ROUND):
-            os.kill(os.getpid(), signal.SIGKILL)
+            die()
         return honest()
 
 
-for step in STEPS:
-    CHEATS[f"dies_at_{step}"] = dies_at(step)
-
 if __name__ == "__main__":
-    CHEATS[sys.argv.pop(1)]()
+    for word in sys.argv.pop(1).split("+"):
+        name, _, number = word.partition("@")
+        ROUND = int(number or 1)
+        CHEATS[name]()
     main()

@@ -5,7 +5,9 @@ import time
 
 import torch
 
+from fl_labelskew_plugins.ledgers import audit
 from fl_labelskew_plugins.runs.progress import Progress
+from fl_labelskew_plugins.runtimes.silo import certs
 from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
 from fl_labelskew_plugins.runtimes.transport import Kind, Message
 
@@ -33,8 +35,35 @@ def same(a, b):
         assert torch.equal(a[key], b[key]), key
 
 
+def cached_runs(folder, text):
+    """A function that runs this recipe with overrides in one process, each only once; it returns the run's folder."""
+    from fl_labelskew_plugins.front import start
+    from fl_labelskew_plugins.runtimes.options import RunOptions
+
+    done = {}
+    (folder / "recipe.yaml").write_text(text)
+
+    def run(*overrides):
+        if overrides not in done:
+            out = folder / str(len(done))
+            start.start(RunOptions(folder / "recipe.yaml", overrides, run_dir=out, quiet=True))
+            done[overrides] = out
+        return done[overrides]
+
+    return run
+
+
 def left_out(federation, key="left_out"):
     return [line.get(key, []) for line in federation.lines()]
+
+
+def audited(folder, *events):
+    """The lines of an audit log, or those of these events."""
+    return [line for _, _, line in audit.read(folder) if not events or line["event"] in events]
+
+
+def fingerprint(certificates, owner):
+    return next(row[4] for row in certs.show(certificates)[0] if row[1] == owner)
 
 
 class Echo:

@@ -1,13 +1,13 @@
-"""The program of the ranks in test_runtime.py's manual mpirun: several runs, and afterwards the costs of each.
+"""The program of the ranks in a hand-typed mpirun: several runs, and afterwards the costs of each.
 
 Arguments: RECIPE JOBS OUT; JOBS maps names to overrides, and OUT gets a folder for each name.
 """
 
 import json
 import sys
-import threading
-import time
 from pathlib import Path
+
+from memory import Peak
 
 from fl_labelskew_plugins.cli.exits import guarded
 from fl_labelskew_plugins.engine.local import LocalTrainer
@@ -16,6 +16,14 @@ from fl_labelskew_plugins.machine.place import mpi_rank
 from fl_labelskew_plugins.runtimes.mpi.rank import as_rank
 from fl_labelskew_plugins.runtimes.mpi.runtime import MPIServer
 from fl_labelskew_plugins.runtimes.options import RunOptions
+
+
+def over_mpi(forker, folder, text, jobs, **more):
+    """The result of an mpirun of these jobs of a recipe in the folder."""
+    (folder / "recipe.yaml").write_text(text)
+    (folder / "jobs.json").write_text(json.dumps(jobs))
+    return forker.mpirun(__file__, [folder / "recipe.yaml", folder / "jobs.json", folder], **more)
+
 
 tested = []
 """Samples of each test in this rank."""
@@ -46,34 +54,6 @@ def watched(deal):
     return wrapped
 
 
-def memory():
-    """MB that this process cannot give back: pages of files can be written and dropped at any time."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("RssAnon"):
-            return int(line.split()[1]) / 1024
-    raise AssertionError("no RssAnon")
-
-
-class Peak(threading.Thread):
-    """Watches the memory until it is asked."""
-
-    def __init__(self):
-        super().__init__(daemon=True)
-        self.before = self.most = memory()
-        self.over = False
-        self.start()
-
-    def run(self):
-        while not self.over:
-            self.most = max(self.most, memory())
-            time.sleep(0.003)
-
-    def stop(self):
-        self.over = True
-        self.join()
-        return self.most - self.before
-
-
 def main():
     with as_rank():
         play()
@@ -88,9 +68,9 @@ def play():
         tested.clear()
         under_way.clear()
         dealt.clear()
-        peak = Peak()
+        peak = Peak("self")
         start(RunOptions(recipe, overrides, run_dir=out / name, quiet=True))
-        costs = {"tested": sum(tested), "memory": peak.stop(), "under_way": max(under_way, default=0)}
+        costs = {"tested": sum(tested), "memory": peak.end()[0], "under_way": max(under_way, default=0)}
         costs["first"] = dealt[0] if dealt else []
         (out / f"{name}-{rank}.json").write_text(json.dumps(costs))
 

@@ -6,27 +6,20 @@ import time
 
 import pytest
 import torch
+from federations import Peer
 
 from fl_labelskew_plugins.runtimes import wire
 from fl_labelskew_plugins.runtimes.mpi import transport
 from fl_labelskew_plugins.runtimes.mpi.rank import as_rank, world
 from fl_labelskew_plugins.runtimes.mpi.transport import MPITransport
-from fl_labelskew_plugins.runtimes.transport import Kind, Message
+from fl_labelskew_plugins.runtimes.transport import Kind
 
 
-class Box:
+class Box(Peer):
     """A transport, and the messages that it has delivered."""
 
-    def __init__(self):
-        self.transport = MPITransport()
-        self.transport.add_observer(self)
-        self.got = []
-
-    def receive_message(self, kind, arrived):
-        self.got.append(arrived)
-
     def send(self, receiver, kind=Kind.TRAIN, **content):
-        self.transport.send_message(Message(kind, self.transport.rank, receiver, **content))
+        super().send(kind, receiver, **content)
 
     def next(self):
         assert self.transport.receive(60.0)
@@ -157,24 +150,6 @@ def stop(box, rank):
     transport.STOP_S = before
 
 
-def loop(box, rank):
-    """The host's loop, ended by a message."""
-
-    class Stops:
-        def receive_message(self, kind, arrived):
-            if kind == Kind.FINISH:
-                box.transport.stop_receive_message()
-
-    if rank == 0:
-        for worker in (1, 2):
-            box.send(worker)
-            box.send(worker, Kind.FINISH)
-    else:
-        box.transport.add_observer(Stops())
-        box.transport.handle_receive_message()
-        assert [m.kind for m in box.got] == [Kind.TRAIN, Kind.FINISH]
-
-
 def stray(box, rank):
     """Bytes that are no message."""
     from mpi4py import MPI
@@ -202,7 +177,7 @@ def main():
     for name in sys.argv[1:]:
         comm.Barrier()
         begun = time.monotonic()
-        box = Box()
+        box = Box(MPITransport())
         globals()[name](box, box.transport.rank)
         box.transport.stop_receive_message()
         assert not box.transport._outgoing

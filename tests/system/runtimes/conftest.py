@@ -91,39 +91,27 @@ class Federation:
 
 
 @pytest.fixture
-def federation(forker, tmp_path):
-    yield Federation(forker, tmp_path)
-    forker.end_all()
-
-
-@pytest.fixture
 def make_federation(forker, tmp_path):
     def make(name, recipe=SILOS):
         folder = tmp_path / name
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         return Federation(forker, folder, recipe)
 
     yield make
     forker.end_all()
 
 
+@pytest.fixture
+def federation(make_federation):
+    return make_federation("")
+
+
 @pytest.fixture(scope="session")
 def sp_run(tmp_path_factory):
     """The folder of the base recipe's run in one process, with these overrides; each runs once."""
-    from fl_labelskew_plugins.front import start
-    from fl_labelskew_plugins.runtimes.options import RunOptions
+    from federations import cached_runs
 
-    folder, done = tmp_path_factory.mktemp("sp"), {}
-    (folder / "recipe.yaml").write_text(simulation(SILOS))
-
-    def sp(*overrides):
-        if overrides not in done:
-            out = folder / str(len(done))
-            start.start(RunOptions(folder / "recipe.yaml", overrides, run_dir=out, quiet=True))
-            done[overrides] = out
-        return done[overrides]
-
-    return sp
+    return cached_runs(tmp_path_factory.mktemp("sp"), simulation(SILOS))
 
 
 @pytest.fixture
@@ -140,5 +128,15 @@ def certificates(tmp_path_factory):
     from fl_labelskew_plugins.runtimes.silo import certs
 
     folder = tmp_path_factory.mktemp("certs")
+    certs.new(folder, 3)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def others(tmp_path_factory):
+    """The folder of another authority's certificates."""
+    from fl_labelskew_plugins.runtimes.silo import certs
+
+    folder = tmp_path_factory.mktemp("others")
     certs.new(folder, 3)
     return folder

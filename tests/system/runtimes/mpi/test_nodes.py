@@ -16,8 +16,10 @@ import time
 
 import pytest
 from commands import call
+from federations import wait_until
 from fl_labelskew_registry import LabelSkewError
 
+from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.runs.session import build
 from fl_labelskew_plugins.runtimes.mpi import nodes
@@ -160,11 +162,9 @@ class Pair:
 
     def broken(self, process, run, rounds, breaks):
         """Break something after some rounds; return the seconds until the end, and the output."""
-        until = time.monotonic() + 120
-        while not (run / "metrics.jsonl").exists() or len((run / "metrics.jsonl").read_text().splitlines()) < rounds:
-            assert time.monotonic() < until
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.05)
+        lines = run / "metrics.jsonl"
+        wait_until(lambda: process.poll() is not None or (lines.exists() and len(read_lines(lines)) >= rounds), 120)
+        assert process.poll() is None, process.communicate()
         begun = time.monotonic()
         breaks()
         out, err = process.communicate(timeout=120)
@@ -172,10 +172,7 @@ class Pair:
 
     def wait_until_nobody_is_left(self):
         """On either node; a node that is cut off notices it as late as the other does, and may begin to wait later."""
-        until = time.monotonic() + 30
-        while left := [*inside(NAMES[0]), *inside(NAMES[1])]:
-            assert time.monotonic() < until, left
-            time.sleep(0.1)
+        wait_until(lambda: not inside(NAMES[0]) and not inside(NAMES[1]), 30)
 
     def carried(self):
         """Bytes that the second node has sent over the cable."""

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from commands import call
+from mpi_jobs import over_mpi
 from safetensors.torch import load_file
 
 MODULE = """
@@ -237,12 +238,9 @@ OTHERS = {
 def played(forker, plugin, tmp_path_factory):
     """A folder with a run for each name, the costs of each rank, and the result of their manual mpirun."""
     folder = tmp_path_factory.mktemp("jobs")
-    (folder / "recipe.yaml").write_text(RECIPE)
     possible = SWITCHES if find_spec("fedml") else ["none"]
     todo = {name: [*SMALL, *SWITCHES[name]] for name in possible} | OTHERS
-    (folder / "jobs.json").write_text(json.dumps(todo))
-    argv = [folder / "recipe.yaml", folder / "jobs.json", folder]
-    return folder, forker.mpirun(Path(__file__).parents[3] / "helpers" / "mpi_jobs.py", argv, environment=plugin)
+    return folder, over_mpi(forker, folder, RECIPE, todo, environment=plugin)
 
 
 @pytest.fixture

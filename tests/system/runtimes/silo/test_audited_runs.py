@@ -3,44 +3,36 @@
 import json
 import signal
 
-from federations import finished, same
+from federations import audited, fingerprint, finished, same
 
 from fl_labelskew_plugins.ledgers import audit
-from fl_labelskew_plugins.runtimes.silo import certs
 
 ENDS = ("sent", "received")
-
-
-def lines(folder, *events):
-    return [content for _, _, content in audit.read(folder) if not events or content["event"] in events]
 
 
 def messages(folder, event, rank):
     """What a log has of the messages with a peer, in order."""
     keys = ("kind", "round", "bytes", "sha256")
-    return [[line.get(key) for key in keys] for line in lines(folder, event) if line["rank"] == rank]
+    return [[line.get(key) for key in keys] for line in audited(folder, event) if line["rank"] == rank]
 
 
 def silo(federation, rank):
     return federation.folder / f"silo-{rank}"
 
 
-def test_server_and_silos_log_the_same_messages_and_senders(federation, sp_weights, tmp_path):
-    certs.new(tmp_path / "certs", 3)
-    federation.overrides = [f"comm_args.certs={tmp_path / 'certs'}", "method_args.method=fedshift"]
+def test_server_and_silos_log_the_same_messages_and_senders(federation, sp_weights, certificates):
+    federation.overrides = [f"comm_args.certs={certificates}", "method_args.method=fedshift"]
     server = federation.server()
     server.says("listening on")  # else a silo that begins earlier may greet it twice
     silos = federation.silos()
     finished(server, *silos)
-    rows = [dict(zip(certs.SHOWN, row, strict=True)) for row in certs.show(tmp_path / "certs")[0]]
-    shown = {row["owner"]: row["fingerprint"] for row in rows}
     run = json.loads((federation.run_dir / "environment.json").read_text())["run"]
     for folder in (federation.run_dir, *(silo(federation, rank) for rank in (1, 2, 3))):
         last = audit.verify(folder).last
         assert any(f"last line's SHA-256 {last}" in process.text for process in (server, *silos))
-        assert [line["run"] for line in lines(folder, "run")] == [run]
-        assert lines(folder)[-1]["event"] == "closed"
-        assert not lines(folder, "refused", "gap", "repeated")
+        assert [line["run"] for line in audited(folder, "run")] == [run]
+        assert audited(folder)[-1]["event"] == "closed"
+        assert not audited(folder, "refused", "gap", "repeated")
     for rank in (1, 2, 3):
         for here, theirs in (ENDS, reversed(ENDS)):
             sent = messages(federation.run_dir, here, rank)
@@ -51,10 +43,10 @@ def test_server_and_silos_log_the_same_messages_and_senders(federation, sp_weigh
             expected = frame[0] + trains * len(rounds) + frame[1]
             assert [kind for kind, *_ in sent] == expected
             assert {round for kind, round, *_ in sent if kind in trains} == set(rounds)
-        (connected,) = (line for line in lines(federation.run_dir, "connected") if line["rank"] == rank)
-        assert connected["fingerprint"] == shown[f"silo-{rank}"]
+        (connected,) = (line for line in audited(federation.run_dir, "connected") if line["rank"] == rank)
+        assert connected["fingerprint"] == fingerprint(certificates, f"silo-{rank}")
         assert connected["peer"].startswith("127.0.0.1:")
-        assert lines(silo(federation, rank), "connected")[0]["peer"] == federation.address
+        assert audited(silo(federation, rank), "connected")[0]["peer"] == federation.address
     same(federation.weights(), sp_weights("method_args.method=fedshift"))
 
 
@@ -68,12 +60,12 @@ def test_killed_processes_continue_their_logs(federation, sp_weights):
         file.write(b'{"time": "2026')  # as of a kill in the middle of a line
     again = federation.server(resume=True)
     finished(again, *silos)
-    events = [line["event"] for line in lines(federation.run_dir)]
+    events = [line["event"] for line in audited(federation.run_dir)]
     assert events.count("opened") == 2
     assert events.count("closed") == events.count("repaired") == 1
-    assert len({line["run"] for line in lines(federation.run_dir, "run")}) == 1
+    assert len({line["run"] for line in audited(federation.run_dir, "run")}) == 1
     assert audit.verify(federation.run_dir).repaired == 1
-    assert len(lines(silo(federation, 1), "left")) == 2
+    assert len(audited(silo(federation, 1), "left")) == 2
     audit.verify(silo(federation, 1))
     assert silos[1].text.count("cannot be written: Is a directory; the run continues") == 1
     same(federation.weights(), sp_weights("train_args.epochs=20"))

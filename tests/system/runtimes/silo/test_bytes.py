@@ -6,12 +6,16 @@ import socket
 
 import numpy as np
 import pytest
+import torch
 from federations import FACTS, Echo, finished
+from safetensors.torch import load_file
 from wire_table import FIELDS, PAGE, Wire
-from wiretap import grpc_messages, watched
+from wiretap import grpc_messages, messages, watched
 
+from fl_labelskew_plugins.methods.fedshift import smoothed_counts
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.runtimes.silo import facts as silos
+from fl_labelskew_plugins.runtimes.transport import Kind
 
 SIZES = {"C": 10, "d": 16}
 NETWORK = {
@@ -58,8 +62,7 @@ def test_every_byte_of_a_run_is_listed_and_every_listed_field_occurs(method, war
     }
     recipe = recipes.load(federation.recipe, federation.overrides)
     assert wire.settings == [silos.agreed(recipe)] * 3
-    nobodys = [secrets(federation.folder / f"silo-{rank}", silos.load(recipe, rank - 1).data) for rank in (1, 2, 3)]
-    says_nothing_of(proxy, federation, *(secret for silo in nobodys for secret in silo))
+    says_nothing_of(proxy, federation, *secrets(federation))
 
 
 def says_nothing_of(proxy, federation, *secrets):
@@ -72,19 +75,26 @@ def says_nothing_of(proxy, federation, *secrets):
             assert not [word for word in (*words, *secrets) if word in content]
 
 
-def secrets(folder, data):
-    """A silo's secret, its samples' rows and its labels, in the forms in which they might travel."""
-    secret = (folder / "secret").read_text()
-    yield from (secret.encode(), bytes.fromhex(secret))
-    for x, y in ((part.x, part.y) for part in (data.train, data.test)):
-        for samples in (x, (x - data.mean) / data.std if data.std is not None else x):
-            for row in samples.reshape(-1, x.shape[-1]).astype(np.float32):
-                if len(set(row.tolist())) > 3:  # not only zeros
-                    yield row.tobytes()
-                    yield json.dumps(row.tolist())[1:-1].encode()
-        for form in (np.int64, np.int32, np.float32, np.uint8):
-            yield y.astype(form).tobytes()
-        yield json.dumps(y.tolist())[1:-1].encode()
+def secrets(federation):
+    """Each silo's secret, its samples' rows and its labels, in the forms in which they might travel."""
+    recipe = recipes.load(federation.recipe, federation.overrides)
+    for client in range(3):
+        secret = (federation.folder / f"silo-{client + 1}" / "secret").read_text()
+        yield from (secret.encode(), bytes.fromhex(secret))
+        data = silos.load(recipe, client).data
+        for part in (data.train, data.test):
+            yield from encodings(part.x, part.y, data)
+
+
+def encodings(x, y, data):
+    for samples in (x, (x - data.mean) / data.std if data.std is not None else x):
+        for row in samples.reshape(-1, x.shape[-1]).astype(np.float32):
+            if len(set(row.tolist())) > 3:  # not only zeros
+                yield row.tobytes()
+                yield json.dumps(row.tolist())[1:-1].encode()
+    for form in (np.int64, np.int32, np.float32, np.uint8):
+        yield y.astype(form).tobytes()
+    yield json.dumps(y.tolist())[1:-1].encode()
 
 
 def test_messages_of_a_failed_silo_and_of_a_refused_upload(ward):
@@ -100,6 +110,58 @@ def test_messages_of_a_failed_silo_and_of_a_refused_upload(ward):
     assert line in server.text
     Wire(proxy, SIZES, NETWORK).check("failed", "upload refused")
     says_nothing_of(proxy, federation)
+
+
+EXTRA = {
+    "map": set(),  # private models stay
+    "fedphp": set(),
+    "fd with SCAFFOLD": {f"contribution/{name}" for name in ("outputs", "held", *(f"optimizer/{w}" for w in NETWORK))},
+}
+"""Further tensors."""
+
+
+@pytest.mark.parametrize("mixture", EXTRA)
+def test_only_weights_and_announced_tensors_leave_a_silo(mixture, ward):
+    method, _, optimizer = mixture.partition(" with ")
+    mixed = [f"method_args.method={method}", f"train_args.federated_optimizer={optimizer or 'FedAvg'}"]
+    federation, server, proxy = ward("train_args.comm_round=2", *mixed)
+    finished(server, *federation.silos())
+    sent = [message for stream in proxy.sent for message in messages(stream)]
+    assert {header.sender for _, header, _, _ in sent} == {1, 2, 3}
+    assert {kind for kind, *_ in sent} == {Kind.HELLO, Kind.UPLOAD, Kind.FINISH}
+    for kind, _, meta, tensors in sent:
+        hello = {"samples", "input_shape", "num_classes", "process", "round"}
+        assert meta.keys() == (hello if kind == Kind.HELLO else set())  # no measure
+        assert kind == Kind.UPLOAD or not tensors
+    names = {name for *_, tensors in sent for name in tensors}
+    assert names == {f"model/{name}" for name in NETWORK} | EXTRA[mixture]
+    # and in no other form: neither the samples nor where they lie, nor the silo's secret
+    says_nothing_of(proxy, federation, *secrets(federation))
+    # FedPHP's first private model is the upload; from the second round on no private model is
+    bytes_sent = b"".join(bytes(stream) for stream in proxy.sent)
+    for file in federation.folder.glob("silo-*/*/states/round000001.safetensors"):
+        for name, tensor in load_file(file).items():
+            # FD keeps a copy of its tensors, and the number of the round
+            if f"contribution/{name}" not in EXTRA[mixture] and name != "round":
+                assert tensor.numpy().tobytes() not in bytes_sent, name
+
+
+def test_a_silo_may_keep_its_prototypes_and_send_measures_and_counts_with_its_own_noise(ward):
+    own = ("comm_args.send_contributions=false", "comm_args.send_measures=true", "method_args.count_noise=20")
+    choice = [word for override in own for word in ("--set", override)]
+    federation, server, proxy = ward("train_args.comm_round=2", "method_args.method=fedshift+fedmr")
+    finished(server, *(federation.silo(rank, *choice) for rank in (1, 2, 3)))
+    sent = [message for stream in proxy.sent for message in messages(stream)]
+    uploads = [(meta, tensors) for kind, _, meta, tensors in sent if kind == Kind.UPLOAD]
+    assert not any(name.startswith("contribution/") for _, tensors in uploads for name in tensors)
+    assert all(meta.keys() == {"loss_terms", "personalised"} for meta, _ in uploads)
+    assert all(line["personalised_accuracy"] > 0 for line in federation.lines())
+    recipe = recipes.load(federation.recipe, federation.overrides)
+    openings = [(header.sender, tensors) for kind, header, _, tensors in sent if kind == Kind.OPENING]
+    assert len(openings) == 3
+    for rank, tensors in openings:
+        counts = torch.from_numpy(silos.load(recipe, rank - 1).counts)
+        assert not any(torch.equal(tensor, smoothed_counts(counts, smoothing=1.0)) for tensor in tensors.values())
 
 
 def test_every_field_has_a_scenario():

@@ -7,15 +7,14 @@ import socket
 import threading
 import time
 
-import grpc
 import pytest
 from federations import wait_until
+from strangers import raw
 
 from fl_labelskew_plugins.recipe.addresses import of_peer
 from fl_labelskew_plugins.runtimes.silo import certs, connection_limit, listening
 from fl_labelskew_plugins.runtimes.silo.connection_limit import ConnectionLimit, Stranger
 from fl_labelskew_plugins.runtimes.silo.listening import SILENT
-from fl_labelskew_plugins.runtimes.silo.streams import METHOD, SERVICE
 from fl_labelskew_plugins.runtimes.transport import Kind
 
 
@@ -158,21 +157,11 @@ def test_silent_streams_of_a_member_keep_no_silo_out(start, certificates, monkey
     monkeypatch.setattr(listening, "HELLO_S", 60.0)
     server = start()
     third = start.silo(server.address, 3)
-    files, over, said = certs.read(certificates, "silo-3"), threading.Event(), []
-
-    def silent():
-        over.wait(60)
-        yield from ()
-
-    def stream():
-        credentials = grpc.ssl_channel_credentials(files.ca, files.key, files.certificate)
-        with grpc.secure_channel(server.address, credentials, [("grpc.use_local_subchannel_pool", 1)]) as channel:
-            try:
-                list(channel.stream_stream(f"/{SERVICE}/{METHOD}")(silent()))
-            except grpc.RpcError as error:
-                said.append((error.code().name, error.details()))
-
-    crowd = [threading.Thread(target=stream, daemon=True) for _ in range(60)]
+    tls, over, said = certs.read(certificates, "silo-3"), threading.Event(), []
+    crowd = [
+        threading.Thread(target=lambda: said.append(raw(server.address, tls=tls, hold=over)), daemon=True)
+        for _ in range(60)
+    ]
     for one in crowd:
         one.start()
     wait_until(lambda: len(said) == len(crowd) - SILENT)

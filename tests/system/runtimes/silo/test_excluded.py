@@ -3,10 +3,9 @@
 import json
 
 from commands import call
-from federations import finished
+from federations import audited, finished
 from recipe_texts import SILOS
 
-from fl_labelskew_plugins.ledgers import audit
 from fl_labelskew_plugins.runtimes.silo import members
 
 SLOW = ["train_args.epochs=20", "method_args.method=fedshift"]
@@ -32,8 +31,8 @@ def test_a_silo_is_excluded_from_a_running_federation_and_readmitted(federation)
         assert 1 <= first < last < 12
     assert "silo 2 has disconnected" not in server.text.partition("round 12/12")[0]  # it has stayed connected
     assert "missed the deadline" not in server.text
-    noted = [(line["event"], line.get("rank")) for _, _, line in audit.read(federation.run_dir)]
-    assert [entry for entry in noted if "cluded" in entry[0]] == [("excluded", 2), ("included", 2)]
+    noted = [(line["event"], line["rank"]) for line in audited(federation.run_dir, "excluded", "included")]
+    assert noted == [("excluded", 2), ("included", 2)]
 
 
 def test_the_server_reports_too_few_remaining_silos(federation):

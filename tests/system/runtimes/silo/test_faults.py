@@ -8,7 +8,6 @@ import signal
 import pytest
 from federations import finished, left_out, same
 from recipe_texts import NETWORK
-from wiretap import watched
 
 SLOW = "train_args.epochs=20"
 FOUR = "train_args.comm_round=4"
@@ -93,19 +92,6 @@ def test_a_paused_server_releases_its_silos_and_resumes_with_them(federation, sp
     finished(server, *silos)
     assert len(federation.lines()) == 3
     same(federation.weights(), sp_weights(STATEFUL))
-
-
-def test_a_broken_connection_is_restored_by_the_same_process(federation, sp_weights):
-    federation.overrides = [SLOW, FOUR, "method_args.method=fedshift"]
-    server, proxy = watched(federation)
-    silos = federation.silos()
-    for round in range(4):
-        silos[round % 3].says(f"round {round + 1}: trained")  # an upload may be on its way, or training be under way
-        proxy.cut()
-    finished(server, *silos)
-    assert server.text.count("has disconnected") >= 3
-    assert left_out(federation) == [[]] * 4
-    same(federation.weights(), sp_weights(*federation.overrides))
 
 
 def test_a_late_silo_joins_in_the_next_round(federation):

@@ -1,22 +1,19 @@
 """Malicious silos and strangers: the fate of their messages, and that the federation finishes unharmed."""
 
 import contextlib
-import json
 import pickle
 import socket
 import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import grpc
 import pytest
 import torch
 from federations import FACTS, Echo, Hostile, finished, left_out, same
+from strangers import chunks, files, raw
 
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.runtimes.silo import certs, members
-from fl_labelskew_plugins.runtimes.silo.keys import Files
-from fl_labelskew_plugins.runtimes.silo.streams import METHOD, SERVICE
 from fl_labelskew_plugins.runtimes.transport import Kind, Message
 from fl_labelskew_plugins.runtimes.wire import Header
 
@@ -52,6 +49,21 @@ class FakeSilo(Echo):
             self.leave()
 
 
+@pytest.fixture
+def against(federation):
+    """Run a server and two silos against a FakeSilo with these answers; returns the server's process and the fake."""
+
+    def run(answers, *overrides, silo=FakeSilo, **options):
+        federation.overrides = list(overrides)
+        server, silos = federation.server(), federation.silos(1, 2)
+        fake = silo(federation.address, answers, **options)
+        finished(server, *silos)
+        fake.thread.join(20)
+        return server, fake
+
+    return run
+
+
 def model(tensors):
     return {k: v.clone() for k, v in tensors.items() if k.startswith("model/")}
 
@@ -63,15 +75,12 @@ def changed(key, value):
     return answer
 
 
-def without(key):
-    def answer(tensors):
-        return {k: v for k, v in model(tensors).items() if k != key}, {}
-
-    return answer
-
-
 def upload_of(**meta):
     return lambda tensors: (model(tensors), meta)
+
+
+def with_contributions(**sent):
+    return lambda tensors: (model(tensors) | {f"contribution/{name}": tensor for name, tensor in sent.items()}, {})
 
 
 BIAS = "model/classifier.bias"
@@ -81,9 +90,12 @@ BAD = {
     "expected (10,)": changed(BIAS, torch.zeros(11)),
     "torch.float64": changed(BIAS, torch.zeros(10).double()),
     "has other tensors than the model: backdoor": changed("model/backdoor", torch.zeros(3)),
-    "has other tensors than the model: classifier.bias": without(BIAS),
+    "has other tensors than the model: classifier.bias": lambda tensors: (
+        {name: tensor for name, tensor in model(tensors).items() if name != BIAS},
+        {},
+    ),
     "neither weights nor contributions": changed("elsewhere", torch.zeros(3)),
-    "does not announce: features": changed("contribution/features", torch.zeros(3)),
+    "does not announce: features": with_contributions(features=torch.zeros(3)),
     "private state": changed("state/p", torch.zeros(3)),
     "loss terms that are not a mapping": upload_of(loss_terms="a" * 1000),
     "loss terms with a name that is not 1 to 40 letters": upload_of(loss_terms={"$\\frac{$": 1.0}),
@@ -92,20 +104,22 @@ BAD = {
 }
 
 
-def test_a_silo_with_invalid_uploads_is_excluded_from_these_rounds_only(federation):
-    federation.overrides = [f"train_args.comm_round={len(BAD) + 1}"]
-    server, silos = federation.server(), federation.silos(1, 2)
-    fake = FakeSilo(federation.address, [*BAD.values(), changed(BIAS, torch.zeros(10))])
-    finished(server, *silos)
-    fake.thread.join(20)
-    assert fake.finish == {"done": True, "rounds": len(BAD) + 1, "state_round": len(BAD)}
-    for round, (words, verdict, line) in enumerate(zip(BAD, fake.verdicts, federation.lines(), strict=False)):
+def test_a_silo_with_invalid_uploads_is_excluded_from_these_rounds_only(federation, against):
+    new_names = [upload_of(loss_terms={f"{r}.{k}": 1.0 for k in range(15)}) for r in range(3)]
+    answers = [*BAD.values(), changed(BIAS, torch.zeros(10)), *new_names]
+    server, fake = against(answers, f"train_args.comm_round={len(answers)}", "comm_args.send_measures=true")
+    assert fake.finish == {"done": True, "rounds": len(answers), "state_round": len(answers) - 1}
+    lines = federation.lines()
+    for round, (words, verdict, line) in enumerate(zip(BAD, fake.verdicts, lines, strict=False)):
         assert words in verdict
         assert line["left_out"] == [2]
         assert f"round {round + 1}: upload of silo 3 refused" in server.text
-    assert fake.verdicts[-1] == "taken"
-    assert federation.lines()[-1]["clients"] == [0, 1, 2]
+    assert fake.verdicts[len(BAD) :] == ["taken"] * 4
+    assert [line["clients"] for line in lines[len(BAD) :]] == [[0, 1, 2]] * 4
     assert all(torch.isfinite(value).all() for value in federation.weights().values())
+    # new names of loss terms do not fill the metrics
+    assert all("cross_entropy" in line["loss_terms"] for line in lines)
+    assert len(set().union(*(line["loss_terms"] for line in lines))) == 21
 
 
 HUGE = 3.4e38
@@ -186,19 +200,13 @@ def test_with_too_few_silos_the_server_ends_at_once_and_resumes_without_the_silo
     assert left_out(federation) == [[2]] * 3
 
 
-def test_prototypes_and_counts_out_of_all_proportion_are_refused_too(federation):
-    federation.overrides = ["method_args.method=fedmr", "train_args.comm_round=3"]
-    server, silos = federation.server(), federation.silos(1, 2)
+def class_sums(value, count, dtype=None):
+    return with_contributions(sums=torch.full((10, 16), value, dtype=dtype), counts=torch.full((10,), count))
 
-    def with_prototypes(value, count):
-        def answer(tensors):
-            beside = {"sums": torch.full((10, 16), value), "counts": torch.full((10,), count)}
-            return model(tensors) | {f"contribution/{name}": tensor for name, tensor in beside.items()}, {}
 
-        return answer
-
-    FakeSilo(federation.address, [with_prototypes(3.4e38, 40), with_prototypes(1.0, 2**60), with_prototypes(1.0, -1.0)])
-    finished(server, *silos)
+def test_prototypes_and_counts_out_of_all_proportion_are_refused_too(federation, against):
+    answers = [class_sums(3.4e38, 40), class_sums(1.0, 2**60), class_sums(1.0, -1.0)]
+    server, _ = against(answers, "method_args.method=fedmr", "train_args.comm_round=3")
     assert "round 1: upload of silo 3 refused: the norm of its sums is " in server.text
     assert "round 2: upload of silo 3 refused: the sum of counts is above 1000000000 (comm_args" in server.text
     assert "upload of silo 3 refused: round 3: upload of client 2: counts has negative values" in server.text
@@ -211,12 +219,7 @@ def test_class_sums_that_only_one_silo_sends_are_bounded(federation):
     server = federation.server()
     federation.overrides += ["comm_args.send_contributions=false"]
     silos = federation.silos(1, 2)
-
-    def answer(tensors):
-        beside = {"sums": torch.full((10, 16), 1e300, dtype=torch.float64), "counts": torch.ones(10, dtype=torch.int64)}
-        return model(tensors) | {f"contribution/{name}": tensor for name, tensor in beside.items()}, {}
-
-    FakeSilo(federation.address, [answer, answer])
+    FakeSilo(federation.address, [class_sums(1e300, 1, torch.float64)] * 2)
     finished(server, *silos)
     assert "its sums is inf; the median is assumed as 1000, because too few silos have sent sums" in server.text
     assert left_out(federation) == [[2], [2]]
@@ -230,24 +233,19 @@ def test_class_sums_that_only_one_silo_sends_are_bounded(federation):
         ({}, "its opening lacks smoothed"),
     ],
 )
-def test_an_opening_with_negative_counts_or_without_tensors_is_refused(opening, reason, federation):
-    federation.overrides = ["method_args.method=fedshift", "train_args.comm_round=1", "comm_args.quorum_timeout_s=5"]
-    server, silos = federation.server(), federation.silos(1, 2)
+def test_an_opening_with_negative_counts_or_without_tensors_is_refused(opening, reason, federation, against):
     tensors = {name: torch.tensor(values, dtype=torch.float64) for name, values in opening.items()}
-    fake = FakeSilo(federation.address, [], opening=tensors)
-    finished(server, *silos)
+    overrides = ["method_args.method=fedshift", "train_args.comm_round=1", "comm_args.quorum_timeout_s=5"]
+    _, fake = against([], *overrides, opening=tensors)
     assert fake.finish["reason"] == reason
     assert left_out(federation) == [[2]]
 
 
-def test_a_silo_with_one_sample_does_not_spend_the_budgets_of_others(federation):
+def test_a_silo_with_one_sample_does_not_spend_the_budgets_of_others(federation, against):
     """The claim of FedRS depends on the smallest client; the ledger of a silo uses the silo's own number of samples."""
     noise = ["method_args.method=fedrs", "method_args.upload_clip=5", "method_args.upload_sigma=0.5"]
     budget = ["privacy_args.level=claim", "privacy_args.budget={epsilon: 8, delta: 0.001}"]
-    federation.overrides = [*noise, *budget, "train_args.comm_round=2"]
-    server, silos = federation.server(), federation.silos(1, 2)
-    FakeSilo(federation.address, [model_alone] * 2, facts=FACTS | {"samples": 1})
-    finished(server, *silos)
+    against([upload_of()] * 2, *noise, *budget, "train_args.comm_round=2", facts=FACTS | {"samples": 1})
     line = read_lines(federation.folder / "silo-1" / "privacy.jsonl")[-1]
     assert line["epsilon"]["claim"] < 1
 
@@ -283,7 +281,7 @@ def test_a_dominant_silo_is_reported_and_too_many_samples_are_refused(federation
     fake.thread.join(30)
     why = "it reports 1000000000000 training samples; at most 100000 are allowed"
     assert fake.finish["reason"] == f"{why} (comm_args.max_samples of the server)"
-    FakeSilo(federation.address, [model_alone] * 2, facts=FACTS | {"samples": 10**4})
+    FakeSilo(federation.address, [upload_of()] * 2, facts=FACTS | {"samples": 10**4})
     finished(server, *silos)
     assert f"silo 3 turned away: {why}" in server.text
     share, total = "90.82 %", "10000 of all 11011 training samples"
@@ -291,32 +289,16 @@ def test_a_dominant_silo_is_reported_and_too_many_samples_are_refused(federation
     assert server.text.count("warning: silo 3") == 1
 
 
-def weight_alone(weight):
-    """A weight near 0 counts as 0: its inverse would not be finite."""
-    return changed("contribution/weight", torch.tensor(weight))
-
-
-def test_a_silo_that_makes_the_weights_of_all_others_0_is_reported(federation):
+def test_a_silo_that_makes_the_weights_of_all_others_0_is_reported(against):
     """By a claim of most samples, below the limit of the other warning, and an opening of 0."""
-    federation.overrides = ["method_args.method=feddisco", "train_args.comm_round=2", "comm_args.quorum_timeout_s=5"]
-    server, silos = federation.server(), federation.silos(1, 2)
     opening = {"discrepancy": torch.tensor(0.0, dtype=torch.float64)}
-    answers = [weight_alone(1.0), weight_alone(1e-30)]
-    FakeSilo(federation.address, answers, opening=opening, facts=FACTS | {"samples": 8000})
-    finished(server, *silos)
+    # a weight near 0 counts as 0: its inverse would not be finite
+    answers = [changed("contribution/weight", torch.tensor(weight)) for weight in (1.0, 1e-30)]
+    overrides = ["method_args.method=feddisco", "train_args.comm_round=2", "comm_args.quorum_timeout_s=5"]
+    server, _ = against(answers, *overrides, opening=opening, facts=FACTS | {"samples": 8000})
     what = "silo 3 has 100 % of the weight of round 1: this silo declares the weight 1, and all silos together 1"
     assert f"warning: {what}\n" in server.text
     assert "warning: round 2: all clients declare the weight 0, so the model stays the same\n" in server.text
-
-
-def test_new_names_of_loss_terms_do_not_fill_the_metrics(federation):
-    federation.overrides = ["train_args.comm_round=3", "comm_args.send_measures=true"]
-    server, silos = federation.server(), federation.silos(1, 2)
-    FakeSilo(federation.address, [upload_of(loss_terms={f"{r}.{k}": 1.0 for k in range(15)}) for r in range(3)])
-    finished(server, *silos)
-    for line in federation.lines():
-        assert "cross_entropy" in line["loss_terms"]
-    assert len(set().union(*(line["loss_terms"] for line in federation.lines()))) == 21
 
 
 class LeavesBeforeTraining(FakeSilo):
@@ -340,10 +322,6 @@ def test_a_missing_silo_that_keeps_the_old_model_causes_a_warning(federation):
     finished(server, *federation.silos(1, 2))
     warning = "warning: 99 % of round 2's model is the old one without silo 3: this silo reports 100000 of all 101011 "
     assert warning + "training samples\n" in server.text
-
-
-def model_alone(tensors):
-    return model(tensors), {}
 
 
 FORM = ["data_args.input_shape=[1, 8, 8]", "data_args.classes=10", "validation_args.server_test_data=false"]
@@ -403,64 +381,37 @@ def test_unrequested_messages_are_dropped(federation):
     assert federation.lines()[0]["left_out"] == [2]
 
 
-def test_strangers_do_no_harm_to_a_federation_with_certificates(federation, sp_weights, tmp_path):
-    certs.new(tmp_path / "certs", 3)
-    certs.new(tmp_path / "others", 3)
+def test_strangers_do_no_harm_to_a_federation_with_certificates(federation, sp_weights, tmp_path, certificates, others):
     proof = tmp_path / "executed"
-    federation.overrides = [SLOW, "train_args.comm_round=6", f"comm_args.certs={tmp_path / 'certs'}"]
+    federation.overrides = [SLOW, "train_args.comm_round=6", f"comm_args.certs={certificates}"]
     server, silos = federation.server(), federation.silos()
     silos[0].says("round 1: trained")
-    host, port = federation.address.split(":")
-
-    def call(chunks, tls, path=f"/{SERVICE}/{METHOD}"):
-        """What a gRPC peer gets to hear."""
-        channel = grpc.insecure_channel(federation.address)
-        if tls is not None:
-            credentials = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate)
-            channel = grpc.secure_channel(federation.address, credentials)
-        stream = channel.stream_stream(path)(iter(chunks), timeout=20)
-        try:
-            for _ in stream:
-                pass
-            return "ended"
-        except grpc.RpcError as error:
-            return f"{error.code().name}: {error.details()}"
-        finally:
-            channel.close()
-
-    def hello(sender, length=None):
-        blob = json.dumps({"__metadata__": {"meta": json.dumps(FACTS)}}).encode()
-        payload = struct.pack("<Q", len(blob)) + blob
-        return Header(int(Kind.HELLO), sender, 0, -1, length or len(payload)).pack() + payload
-
-    one = certs.read(tmp_path / "certs", "silo-1")
-    stranger = certs.read(tmp_path / "others", "silo-3")
-    said = {
-        "no certificate": call([hello(3)], None),
-        "another authority": call([hello(3)], Files("silo-3", one.ca, stranger.certificate, stranger.key)),
-        "another's rank": call([hello(3)], one),
-        "a header of 3 GB": call([hello(1, 3 * 2**30)], one),
-        "a blob of 3 GB": call([Header(int(Kind.HELLO), 1, 0, -1, 16).pack() + struct.pack("<QQ", 3 * 2**30, 0)], one),
-        "garbage": call([b"\xff" * 5000], one),
-        "a pickle": call([pickle.dumps(Hostile(proof))], one),
-        "a pickle to the host's door": call([pickle.dumps(Hostile(proof))], one, "/gRPCCommManager/sendMessage"),
-    }
+    one = certs.read(certificates, "silo-1")
+    pickled = pickle.dumps(Hostile(proof))
+    large = Header(int(Kind.HELLO), 1, 0, -1, 3 * 2**30).pack()
+    large_json = Header(int(Kind.HELLO), 1, 0, -1, 16).pack() + struct.pack("<QQ", 3 * 2**30, 0)
+    for sent, tls, said in (
+        (chunks(Kind.HELLO, 3, meta=FACTS), None, "UNAVAILABLE"),
+        (chunks(Kind.HELLO, 3, meta=FACTS), files(others, "silo-3", certificates), "UNAVAILABLE"),
+        (chunks(Kind.HELLO, 3, meta=FACTS), one, "PERMISSION_DENIED: claims to be silo 3"),
+        ([large], one, "sent HELLO of 3221225472 bytes"),
+        ([large_json], one, "sent a JSON header of 3221225472 bytes"),
+        ([b"\xff" * 5000], one, "sent bytes that are not a message"),
+        ([pickled], one, "INVALID_ARGUMENT"),
+    ):
+        assert said in ": ".join(raw(federation.address, sent, tls=tls))
+    assert raw(federation.address, [pickled], tls=one, path="/gRPCCommManager/sendMessage")[0] == "UNIMPLEMENTED"
 
     def sends(bytes_):
-        with socket.create_connection((host, int(port)), 10) as raw, contextlib.suppress(OSError):
-            raw.sendall(bytes_)
-            raw.settimeout(20)
-            while raw.recv(65536):
+        host, port = federation.address.split(":")
+        with socket.create_connection((host, int(port)), 10) as stranger, contextlib.suppress(OSError):
+            stranger.sendall(bytes_)
+            stranger.settimeout(20)
+            while stranger.recv(65536):
                 pass
 
     with ThreadPoolExecutor(3) as pool:
-        pickled = b"\x80\x04\x95" + pickle.dumps(Hostile(proof))
-        list(pool.map(sends, (pickled, b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 100_000)))
-    assert said["no certificate"].startswith("UNAVAILABLE")
-    assert said["another authority"].startswith("UNAVAILABLE")
-    assert "claims to be silo 3" in said["another's rank"]
-    assert "bytes" in said["a header of 3 GB"]
-    assert all("ended" not in answer for answer in said.values()), said
+        list(pool.map(sends, (b"\x80\x04\x95" + pickled, b"GET / HTTP/1.1\r\n\r\n", b"\x00" * 100_000)))
     finished(server, *silos)
     assert not proof.exists()
     assert "Traceback" not in server.text

@@ -11,8 +11,8 @@ from dataclasses import asdict, replace
 
 import pytest
 import torch
+from federations import audited, fingerprint
 
-from fl_labelskew_plugins.ledgers import audit
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.runs import session
 from fl_labelskew_plugins.runtimes.silo import certs, facts
@@ -145,7 +145,7 @@ def test_a_server_gets_at_most_the_answers_of_the_policy(scene, federation):
         "a" * 16: {"0": 1, "1": 1},
         "b" * 16: {"0": 1},
     }
-    words = [line["reason"] for _, _, line in audit.read(account.parent) if line.get("kind") == "FAILED"]
+    words = [line["reason"] for line in audited(account.parent) if line.get("kind") == "FAILED"]
     assert len(words) == 2
     assert "policy.max_rounds: 3 does not allow" in words[1]
 
@@ -179,26 +179,21 @@ def test_at_most_the_tests_of_the_policy_are_sent_and_the_run_continues(scene, f
     assert {round: len(given) for round, given in account["a" * 16].items()} == {"0 test": 1, "1 test": 1, "0": 1}
 
 
-def fingerprint_of_server(folder):
-    rows = [dict(zip(certs.SHOWN, row, strict=True)) for row in certs.show(folder)[0]]
-    return next(row["fingerprint"] for row in rows if row["owner"] == "server")
-
-
 def test_a_silo_joins_the_server_of_its_fingerprint_and_no_other(scene, federation, tmp_path):
     folder = tmp_path / "certs"
     certs.new(folder, 3)
     federation.overrides = [f"comm_args.certs={folder}"]
     files = certs.read(folder, "server")
-    right = fingerprint_of_server(folder)
+    right = fingerprint(folder, "server")
     server, process, code = scene({"server_fingerprint": right}, [(0, 1.0)], tls=files)
     assert (code, len(server.uploads)) == (0, 1), process.text
-    (connected,) = (line for _, _, line in audit.read(federation.folder / "silo-1") if line["event"] == "connected")
+    (connected,) = audited(federation.folder / "silo-1", "connected")
     assert connected["fingerprint"] == right
     # another certificate of the same authority
     for name in ("server.pem", "server.key"):
         (folder / name).unlink()
     certs.new(folder, 3, add=True)
-    other = fingerprint_of_server(folder)
+    other = fingerprint(folder, "server")
     server, process, code = scene({"server_fingerprint": right}, tls=certs.read(folder, "server"))
     assert code == 1
     line = f"{right} does not allow a server whose certificate has {other}"

@@ -4,7 +4,7 @@ import shutil
 import signal
 
 import pytest
-from federations import finished
+from federations import audited, fingerprint, finished
 from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.ledgers import audit
@@ -61,10 +61,6 @@ def start(start, at):
 
     server.silo = silo
     return server
-
-
-def fingerprint(folder, name):
-    return next(row[4] for row in certs.show(folder)[0] if row[1] == name)
 
 
 def test_a_revoked_silo_is_disconnected_and_needs_another_certificate(start, folder, at):
@@ -228,13 +224,12 @@ def test_a_silo_revoked_in_a_run_is_excluded_from_then_on(federation, folder, at
     assert server.text.count(f"silo 3 refused: {why}\n") == 1
     line = "list 1 (1 revoked certificate) applies from now on"
     assert server.text.count(line) == 1
-    assert [facts["reason"] for _, _, facts in audit.read(federation.run_dir) if facts["event"] == "list"] == [line]
+    assert [facts["reason"] for facts in audited(federation.run_dir, "list")] == [line]
     assert "did not reconnect" not in server.text
     joined = [line["clients"] for line in federation.lines()]
     since = joined.index([0, 1])
     assert joined == [[0, 1, 2]] * since + [[0, 1]] * (5 - since)
-    log = list(audit.read(federation.run_dir))
-    refused = [line for _, _, line in log if line["event"] == "refused"]
+    refused = audited(federation.run_dir, "refused")
     assert [(line["rank"], line["fingerprint"], line["reason"]) for line in refused] == [(3, shown, why)] * 2
-    refused = [line for _, _, line in audit.read(federation.folder / "silo-3") if line["event"] == "refused"]
+    refused = audited(federation.folder / "silo-3", "refused")
     assert [line["reason"] for line in refused] == [f"it refused this silo: {why}"] * 2

@@ -4,9 +4,8 @@ import json
 import signal
 
 from commands import call
-from federations import finished, wait_until
+from federations import audited, finished, wait_until
 
-from fl_labelskew_plugins.ledgers import audit
 from fl_labelskew_plugins.runs import status
 
 SLOW = "train_args.epochs=20"
@@ -59,7 +58,7 @@ def test_status_from_the_first_silo_to_the_last_round(federation):
     first = known["silos"][0]
     assert (first["connected"], first["left_out"], first["turned_away"]) == (True, False, None)
     assert first["upload"]["round"] == known["rounds_done"] + 1
-    logged = [line for *_, line in audit.read(federation.run_dir) if line.get("rank") == 1]
+    logged = [line for line in audited(federation.run_dir) if line.get("rank") == 1]
     assert first["bytes_in"] == sum(line["bytes"] for line in logged if line["event"] == "received")
     assert first["bytes_out"] == sum(line["bytes"] for line in logged if line["event"] == "sent")
     assert first["since"] in {line["time"] for line in logged if line["event"] == "connected"}

@@ -5,13 +5,12 @@ import json
 import numpy as np
 import pytest
 import torch
-from federations import FACTS, Lines, finished
+from federations import FACTS, Lines, audited, finished
 from fl_labelskew_registry import RunError
 from recipe_texts import SILOS
 from wire_table import Wire
 from wiretap import watched
 
-from fl_labelskew_plugins.ledgers import audit
 from fl_labelskew_plugins.methods.fedshift import smoothed_counts
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.recipe.sections import Policy
@@ -252,9 +251,8 @@ def test_one_command_surveys_all_silos_and_finds_the_partition(federation, certi
     assert (run / "survey.csv").exists()
     assert (run / "survey.png").read_bytes().startswith(b"\x89PNG")
     assert not list(run.rglob("*.safetensors"))
-    kinds = {
-        line["kind"] for folder in (run, *run.glob("silos/*")) for _, _, line in audit.read(folder) if "kind" in line
-    }
+    folders = (run, *run.glob("silos/*"))
+    kinds = {line["kind"] for folder in folders for line in audited(folder) if "kind" in line}
     assert kinds == {"HELLO", "SURVEY", "FINISH"}
     assert status.read(run)["state"] == status.FINISHED
     lines = process.text.splitlines()
@@ -299,9 +297,5 @@ def test_policies_and_every_byte_of_a_survey(federation):
     assert silos[1].text.count(f"warning: this silo sends no class counts: {where}: {refusal}") == 1
     assert not (federation.folder / "silo-2" / "account.json").exists()
     assert json.loads((federation.folder / "silo-3" / "account.json").read_text())["runs"].keys() == {"survey"}
-    why = [
-        line["reason"]
-        for _, _, line in audit.read(federation.run_dir)
-        if line.get("kind") == "SURVEY" and "reason" in line
-    ]
-    assert len(why) == 1
+    received = [line for line in audited(federation.run_dir) if line.get("kind") == "SURVEY"]
+    assert len([line for line in received if "reason" in line]) == 1

@@ -16,7 +16,7 @@ from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runtimes.silo.client import OwnFolder
 from fl_labelskew_plugins.runtimes.silo.members import ExcludedSilos, Members
 from fl_labelskew_plugins.runtimes.silo.server import ClientTests
-from fl_labelskew_plugins.runtimes.transport import Kind, Message, Transport, measures
+from fl_labelskew_plugins.runtimes.transport import Kind, Message, measures
 from fl_labelskew_plugins.studies.finished import read
 
 PER_CLIENT = ("validation_args.per_client=true", "method_args.method=map", "train_args.client_num_per_round=2")
@@ -56,10 +56,6 @@ def test_numbers_of_silos_equal_those_of_a_simulation(federation, sp_run):
         assert result["rounds"] == len(asked)
 
 
-class Silent(Echo):
-    """Trains, and tests nothing."""
-
-
 class Boastful(Echo):
     """Has more right answers than samples."""
 
@@ -75,7 +71,7 @@ def test_silos_with_invalid_or_missing_numbers_do_not_stop_the_run(federation, t
     federation.overrides += ["train_args.comm_round=1", "validation_args.server_test_data=false"]
     federation.overrides += ["data_args.input_shape=[1,8,8]", "data_args.classes=10"]
     server, good = federation.server(), federation.silo(1, *MEASURES)
-    poor = [Silent(federation.address, 2), Boastful(federation.address, 3)]
+    poor = [Echo(federation.address, 2), Boastful(federation.address, 3)]
     transports += [silo.transport for silo in poor]
     finished(server, good)
     (line,) = federation.lines()
@@ -115,41 +111,28 @@ def test_numbers_of_a_silo_are_checked():
             measures(GOOD | change)
 
 
-class Answering(Transport):
-    """Tells how the model does for each silo that is asked, one at a time."""
+def test_absent_silos_are_not_asked_and_old_answers_are_ignored(tmp_path):
+    """One answer arrives at a time."""
+    answers, asked = {1: GOOD, 2: {}, 4: {"accuracy": [1, 1], "balanced_accuracy": 1.0}}, []
 
-    def __init__(self, answers):
-        super().__init__()
-        self.answers, self.asked, self.tests = answers, [], None
-
-    def send_message(self, msg):
-        raise AssertionError("questions go another way here")
-
-    def receive(self, timeout=None):
-        if not self.asked:
+    def receive(timeout=None):
+        if not asked:
             return False
-        kind, rank, round = self.asked.pop(0)
+        kind, rank, round = asked.pop(0)
         assert kind == Kind.TEST
-        self.tests._take(Message(Kind.TESTED, rank, 0, round=round, meta=self.answers[rank]))
+        tests._take(Message(Kind.TESTED, rank, 0, round=round, meta=answers[rank]))
         return True
 
-
-def test_absent_silos_are_not_asked_and_old_answers_are_ignored(tmp_path):
-    transport = Answering({1: GOOD, 2: {}, 4: {"accuracy": [1, 1], "balanced_accuracy": 1.0}})
     recipe = recipes.parse(SILOS, overrides=["train_args.client_num_in_total=5", "comm_args.reconnect_s=0.1"])
     excluded = ExcludedSilos(tmp_path, 5, print, lambda event, **facts: None)
-    ignored = status.Silos([""] * 5)
+    transport, ignored = SimpleNamespace(receive=receive), status.Silos([""] * 5)
     members = Members(recipe, transport, excluded, lambda: None, print, "", lambda **facts: None, ignored)
     members.round = 2
     for client in (0, 1, 3, 4):
         members.joined(client)
     members.away.add(4)
-
-    def send(kind, rank, *, round, tensors):
-        transport.asked.append((kind, rank, round))
-
-    server = SimpleNamespace(members=members, send=send, num_silos=5)
-    tests = transport.tests = ClientTests(server)
+    send = lambda kind, rank, *, round, tensors: asked.append((kind, rank, round))  # noqa: E731
+    tests = ClientTests(SimpleNamespace(members=members, send=send, num_silos=5))
     tests._take(Message(Kind.TESTED, 1, 0, round=2, meta=GOOD))  # without a request
     rows = tests.of({})
     assert rows == [measures(GOOD), {}, {}, {"accuracy": 1.0, "balanced_accuracy": 1.0, "samples": 1}, {}]

@@ -46,7 +46,7 @@ def again(silo, step):
     silo._done = STEPS.index(step)
 
 
-def test_a_server_that_puts_its_own_key_in_the_place_of_a_silos(play):
+def test_a_server_that_replaces_or_omits_a_silos_keys(play):
     """It would have the masks that others share with that silo; only the certificate's key can sign them."""
     play.upto(1)
     ours = masks.public(masks.key_pair(7))
@@ -57,6 +57,8 @@ def test_a_server_that_puts_its_own_key_in_the_place_of_a_silos(play):
         why = "the keys of silo 2 are not signed with its certificate's key for this attempt; they were replaced"
         assert refused(play.silos[1].share, roster | {2: shown.pack()}).startswith(why)
         again(play.silos[1], "share")
+    del roster[1]
+    assert refused(play.silos[1].share, roster) == "the server's list does not contain this silo's keys"
 
 
 def test_a_server_that_plays_silos_of_its_own(play, tmp_path):
@@ -87,13 +89,6 @@ def test_a_server_that_replays_keys(hospitals, play):
         again = Play(wards, ABOUT, play.values).upto(1)
         roster = again.server.roster() | {2: old.server.roster()[2]}
         assert "the keys of silo 2 are not signed" in refused(again.silos[1].share, roster)
-
-
-def test_a_server_that_omits_a_silos_own_keys(play):
-    play.upto(1)
-    roster = dict(play.server.roster())
-    del roster[1]
-    assert refused(play.silos[1].share, roster) == "the server's list does not contain this silo's keys"
 
 
 def test_a_server_that_shows_each_silo_another_list(play, hospitals):

@@ -10,10 +10,9 @@ from datetime import datetime
 import pytest
 import torch
 from cheating import ROUND
-from federations import finished, left_out, same, wait_until
+from federations import audited, finished, left_out, same, wait_until
 from safetensors.torch import load_file
 
-from fl_labelskew_plugins.ledgers import audit
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.runtimes.silo import facts
@@ -45,10 +44,6 @@ def secure(federation, certificates):
         return federation
 
     return prepare
-
-
-def audited(folder, event):
-    return [line for _, _, line in audit.read(folder) if line["event"] == event]
 
 
 def with_policies(federation, **policies):
@@ -170,14 +165,25 @@ def test_a_silo_that_connects_after_the_opening_sum(secure):
     finished(server, *silos)
 
 
-def test_a_silo_that_claims_too_many_samples(secure):
-    """With 5e11 samples in the opening the changes of all others would count for nothing."""
-    federation = secure()
-    server, silos = federation.server(), [*federation.silos(1, 2), federation.silo(3, cheat="claims_too_many_samples")]
+@pytest.mark.parametrize(
+    ("cheat", "line"),
+    [
+        # with 5e11 samples in the opening the changes of all others would count for nothing
+        (
+            "claims_too_many_samples",
+            "test samples of silos 1, 2, 3, 4 together; allowed: 1 to 4000000000 (comm_args.max_samples per silo); beg",
+        ),
+        ("denies_its_opening", "opening exchange: smoothed is the sum of -1 clients; allowed: 1 to 4; start a new run"),
+    ],
+)
+def test_an_impossible_opening_sum_ends_the_run(cheat, line, secure):
+    federation = secure(*FOUR)
+    server, silos = federation.server(), federation.silos(1, 2, 3)
+    cheating = federation.silo(4, cheat=cheat)
     assert server.wait() == 1
-    line = "test samples of silos 1, 2, 3 together; allowed: 1 to 3000000000 (comm_args.max_samples per silo); begin a"
     assert line in server.text
-    killed(*silos)
+    assert "Traceback" not in server.text
+    killed(*silos, cheating)
 
 
 def test_more_test_than_training_samples_cause_a_warning(secure):
@@ -234,16 +240,6 @@ def test_a_round_without_all_silos_of_the_opening_has_no_accuracy(secure):
     assert first[SAMPLES] == third[SAMPLES] == size + other
     assert first[POOLED] * first[SAMPLES] > round(own[0] * size)
     assert POOLED not in second
-
-
-def test_with_noise_a_server_that_asks_for_right_answers_gets_none(secure):
-    federation = secure(*NOISE, "validation_args.per_client=true", "train_args.comm_round=1")
-    server, silos = federation.server(cheat="asks_for_right_answers_under_noise"), federation.silos()
-    finished(server, *silos)
-    assert "test after round 1: " in server.text
-    revealed = [audited(federation.folder / f"silo-{rank}", "revealed") for rank in (1, 2, 3)]
-    assert [[line["of"] for line in lines if "of" in line] for lines in revealed] == [[], [], []]
-    assert POOLED not in federation.lines()[0]
 
 
 def test_a_silo_with_a_spent_budget_stops_participating(secure):
@@ -424,27 +420,25 @@ def test_a_server_that_asks_for_the_size_of_a_silo(secure):
     assert not any(re.search(rf"\b{size[1]}\b", server.text) for size in sizes)
 
 
-# One for each step; test_secure_attacks.py has more.
+# One for each step, and the last one for silo 1; test_secure_attacks.py has more.
 SILOS = {
     "shows_the_point_at_infinity": "silo 4 sent keys that are not three points of the curve",
-    "complains_of_others": "silo 4 complained about silo 1, but the shares of silo 1 match",
-    "reveals_wrong_shares": "silo 1 revealed wrong shares",  # which are needed, as the first ones
-    "sends_values_out_of_range": "the vector of silo 4 has values of more than 20 bits",
     "deals_a_wrong_share": "silo 4 sent silo 2 shares that do not fit its commitments",
+    "complains_of_others": "silo 4 complained about silo 1, but the shares of silo 1 match",
+    "sends_values_out_of_range": "the vector of silo 4 has values of more than 20 bits",
+    "reveals_wrong_shares": "silo 1 revealed wrong shares",  # which are needed, as the first ones
 }
 
 
-@pytest.mark.parametrize("cheat", SILOS)
-def test_a_silo_that_cheats(secure, cheat):
-    """The server names it, and continues with the others, also with the receiver of the wrong shares."""
-    federation = secure(*NOISY, "comm_args.secure_bits=20")
-    rank = 1 if cheat == "reveals_wrong_shares" else 4
-    server, honest = federation.server(), federation.silos(*{1, 2, 3, 4} - {rank})
-    cheating = federation.silo(rank, cheat=cheat)
-    finished(server, *honest, cheating)
-    assert f"round 2: {SILOS[cheat]}" in server.text
-    reveals = cheat.startswith("reveals")
-    assert left_out(federation) == [[], [] if reveals else [3], []]
+def test_silos_that_cheat_in_one_round_each(secure):
+    """The server names them, and continues with the others, also with the receiver of the wrong shares."""
+    federation = secure(*NOISY, "comm_args.secure_bits=20", "train_args.comm_round=7")
+    *others, last = [f"{cheat}@{round}" for round, cheat in enumerate(SILOS, 1)]
+    server, honest = federation.server(), federation.silos(2, 3)
+    finished(server, *honest, federation.silo(1, cheat=last), federation.silo(4, cheat="+".join(others)))
+    for round, line in enumerate(SILOS.values(), 2):
+        assert f"round {round}: {line}" in server.text
+    assert left_out(federation) == [[], [3], [3], [3], [3], [], []]
 
 
 def test_a_silo_that_answers_each_step_late_is_excluded(secure):
@@ -528,43 +522,27 @@ def test_more_slow_connections_than_a_sum_can_lose_get_more_time(secure):
     assert "the sum is not opened, and the attempt is repeated" in server.text
 
 
-def test_the_time_of_an_answer_does_not_reveal_the_time_of_training(secure):
-    """With the model of a server that cheats, training may be short at a silo with a known sample."""
-    federation = secure(*NOISE, *TWO_ROUNDS, "comm_args.answer_after_s=3")
-    server, silos = federation.server(), federation.silos(1, 3)
-    finished(server, *silos, federation.silo(2, cheat="trains_at_once"))
-    for rank in (1, 2, 3):
-        assert seconds(federation, rank, ("received", "TRAIN"), ("sent", "UPLOAD")) >= 2.9, rank
+def seconds(federation, rank, event, kind=None):
+    """From the request for training in that round to the next such event, in a silo's audit log."""
+    lines = iter(audited(federation.folder / f"silo-{rank}"))
+    asked = next(line for line in lines if (line.get("kind"), line.get("round")) == ("TRAIN", ROUND))
+    then = next(line for line in lines if (line["event"], line.get("kind")) == (event, kind))
+    since, until = (datetime.fromisoformat(line["time"].replace("Z", "+00:00")) for line in (asked, then))
+    return (until - since).total_seconds()
 
 
-def seconds(federation, rank, *events):
-    """Between two events of that round in a silo's audit log, each with its kind of message or None."""
-    times = []
-    for event, kind in events:
-        for line in audited(federation.folder / f"silo-{rank}", event):
-            if line.get("kind") == kind and line.get("round", ROUND) == ROUND:
-                times.append(datetime.fromisoformat(line["time"].replace("Z", "+00:00")))
-    return (times[-1] - times[0]).total_seconds()
+def test_a_silo_that_trains_answers_at_a_fixed_time_and_neither_reads_nor_reconnects(secure):
+    """With the model of a server that cheats, training may be short at a silo with a known sample.
 
-
-def test_a_silo_does_not_reconnect_while_it_trains(secure):
+    Messages of other rounds would slow training down, until that takes longer than the fixed time.
+    """
     federation = secure(*NOISE, *TWO_ROUNDS, "comm_args.answer_after_s=4", "comm_args.reconnect_s=1")
-    server, silos = federation.server(cheat="cuts_a_connection_in_training"), federation.silos()
-    finished(server, *silos)
+    server, silos = federation.server(cheat="floods_and_cuts_in_training"), federation.silos(2, 3)
+    finished(server, *silos, federation.silo(1, cheat="trains_at_once"))
     assert left_out(federation) == [[], []]
-    assert seconds(federation, 2, ("received", "TRAIN"), ("connected", None)) >= 3.9
-
-
-def test_a_silo_reads_nothing_while_it_trains(secure):
-    """Messages of other rounds would slow its training down, until that takes longer than the fixed time."""
-    federation = secure(*NOISE, *TWO_ROUNDS, "comm_args.answer_after_s=3")
-    server, silos = federation.server(cheat="floods_in_training"), federation.silos()
-    finished(server, *silos)
-    lines = [line for line in audited(federation.folder / "silo-2", "received") if line.get("round") in (ROUND, 7)]
-    times = [datetime.fromisoformat(line["time"].replace("Z", "+00:00")) for line in lines]
-    kinds = [line["kind"] for line in lines]
-    trained, flood = kinds.index("TRAIN"), kinds.index("VERDICT")
-    assert (times[flood] - times[trained]).total_seconds() >= 2.9
+    assert all(seconds(federation, rank, "sent", "UPLOAD") >= 3.9 for rank in (1, 2, 3))
+    assert seconds(federation, 2, "connected") >= 3.9
+    assert seconds(federation, 3, "received", "VERDICT") >= 3.9
 
 
 def test_a_silo_refuses_training_before_the_opening_at_once(secure):
@@ -575,16 +553,17 @@ def test_a_silo_refuses_training_before_the_opening_at_once(secure):
     killed(server)
 
 
-def test_a_silo_whose_first_training_fails_keeps_a_state_as_others_do(secure):
+def test_a_silo_whose_first_training_fails_keeps_a_finite_state_as_others_do(secure):
     """With none it would be faster in later rounds: no state to read, no teacher."""
     federation = secure(*NOISE, "method_args.method=[fedshift, fedphp]", "train_args.comm_round=1")
-    server, silos = federation.server(), federation.silos(1, 3)
-    failing = federation.silo(2, cheat="fails_in_its_first_training")
-    finished(server, *silos, failing)
-    assert "this silo adds only noise to the sum of this round" in failing.text
+    cheats = ("fails_in_its_first_training", "is_not_finite_in_its_first_training")
+    failing = [federation.silo(rank, cheat=cheat) for rank, cheat in enumerate(cheats, 2)]
+    finished(federation.server(), federation.silo(1), *failing)
+    assert all("this silo adds only noise to the sum of this round" in silo.text for silo in failing)
     states = [sorted((federation.folder / f"silo-{rank}").glob("*/states/*")) for rank in (1, 2, 3)]
     assert len({tuple((file.name, file.stat().st_size) for file in files) for files in states}) == 1
     assert states[1][0].stat().st_size > 1000
+    assert all(value.isfinite().all() for files in states for value in load_file(files[0]).values())
 
 
 def test_shared_tensors_of_a_wrong_shape_stop_no_silo(secure):
@@ -598,23 +577,18 @@ def test_shared_tensors_of_a_wrong_shape_stop_no_silo(secure):
     assert left_out(federation) == [[], []]
 
 
-def test_a_training_that_is_not_finite_leaves_a_finite_private_state(secure):
-    federation = secure(*NOISE, "method_args.method=map", "train_args.comm_round=2")
-    server, silos = federation.server(), federation.silos(1, 3)
-    failing = federation.silo(2, cheat="is_not_finite_in_its_first_training")
-    finished(server, *silos, failing)
-    assert "this silo adds only noise to the sum of this round" in failing.text
-    (*_, last) = sorted((federation.folder / "silo-2").glob("*/states/*"))
-    assert all(value.isfinite().all() for value in load_file(last).values())
-
-
-def test_with_noise_a_silo_tests_one_model_per_round_and_reports_nothing(secure):
+def test_with_noise_silos_test_one_model_per_round_and_report_nothing(secure):
     federation = secure(*PER_CLIENT, *NOISE)
-    server, silos = federation.server(cheat="tests_two_models"), federation.silos(1, 2, 3, 4)
+    server = federation.server(cheat="asks_for_right_answers_under_noise+tests_two_models")
+    silos = federation.silos(1, 2, 3, 4)
     finished(server, *silos)
+    assert "test after round 1: " in server.text
     line = "test after round 2: the server repeats this round of this run with another question"
     assert all(line in silo.text for silo in silos)
-    assert own_tests(federation, 1)[0].keys() == {0, 1, 2}
+    for rank in (1, 2, 3, 4):
+        assert own_tests(federation, rank)[0].keys() == {0, 1, 2}
+        assert not [line for line in audited(federation.folder / f"silo-{rank}", "revealed") if "of" in line]
+    assert all(POOLED not in line for line in federation.lines())
 
 
 def test_a_silo_that_is_ready_and_restarts_does_not_end_the_run(secure):
@@ -628,13 +602,3 @@ def test_a_silo_that_is_ready_and_restarts_does_not_end_the_run(secure):
     finished(server, *honest, federation.silo(3))
     killed(cheating)
     assert federation.lines()[ROUND]["clients"] == [0, 1, 2]
-
-
-def test_a_silo_that_denies_its_opening(secure):
-    federation = secure(*FOUR)
-    server, silos = federation.server(), federation.silos(1, 2, 3)
-    cheating = federation.silo(4, cheat="denies_its_opening")
-    assert server.wait() == 1
-    assert "error: opening exchange: smoothed is the sum of -1 clients; allowed: 1 to 4; start a new run" in server.text
-    assert "Traceback" not in server.text
-    killed(*silos, cheating)
