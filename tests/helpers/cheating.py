@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import grpc
 import numpy as np
@@ -179,11 +180,10 @@ def continues_from_another_state():
     @replaces(SummedUploads, "ask")
     def ask(self, honest, client):
         committed = self.rounds.record.states.committed
-        before = dict(committed)
-        if self.server.members.round == ROUND and client == 3:
-            committed.pop(client)
-        honest(client)
-        committed.update(before)
+        with patch.dict(committed):
+            if self.server.members.round == ROUND and client == 3:
+                committed.pop(client)
+            honest(client)
 
 
 @cheat
@@ -345,11 +345,8 @@ def deals_a_wrong_share():
         return {rank: share + (rank == 2) for rank, share in good.items()}, commitments
 
     def share(silo, honestly, roster):
-        shares.dealt = dealt
-        try:
+        with patch.object(shares, "dealt", dealt):
             return honestly()
-        finally:
-            shares.dealt = honest
 
     replaced(SiloRound, "share", share)
 

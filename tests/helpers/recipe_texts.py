@@ -109,6 +109,20 @@ device_args: {threads: 1}
 """
 """Four clients, for rounds that a test plays itself."""
 
+OVER_MPI = """\
+common_args: {random_seed: 3}
+data_args: {dataset: digits}
+partition_args: {partition_method: pcdd, classes_per_client: 2}
+model_args: {model: mlp}
+train_args: {client_num_in_total: 6, client_num_per_round: 2, comm_round: 20, epochs: 3, batch_size: 16,
+             learning_rate: 0.05, momentum: 0.9}
+method_args: {method: map}
+device_args: {threads: 1}
+comm_args: {backend: MPI}
+tracking_args: {checkpoint_every: 2, keep_checkpoints: 1}
+"""
+"""A run over MPI that takes long enough to be broken off."""
+
 DIGITS = {
     "data_args": {"dataset": "digits"},
     "partition_args": {"partition_method": "pcdd", "classes_per_client": 2},

@@ -1,6 +1,8 @@
 """Federations of real processes on 127.0.0.1."""
 
 import json
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -140,3 +142,15 @@ def others(tmp_path_factory):
     folder = tmp_path_factory.mktemp("others")
     certs.new(folder, 3)
     return folder
+
+
+@pytest.fixture
+def plugin(federation, write_plugin, monkeypatch):
+    """Makes a method ``acme`` that this process and those of the federation find."""
+
+    def make(source, target):
+        write_plugin(federation.folder, "fl_labelskew.methods", source, module=target.lower(), target=target)
+        monkeypatch.syspath_prepend(federation.folder)
+        federation.environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
+
+    return make

@@ -2,7 +2,7 @@
 
 import pytest
 from federations import same
-from mpi_jobs import over_mpi
+from mpi_jobs import over_mpi, same_bytes
 from recipe_texts import NETWORK, SILOS, simulation
 from safetensors.torch import load_file
 
@@ -90,18 +90,14 @@ def run_all(forker, folder, settings, names):
 def test_all_runtimes_give_the_same_numbers(name, setting, mpi, make_federation, sp_run, settled):
     setting = settled(setting)
     here, there = sp_run(*setting), mpi / name
-    expected = load_file(here / "model.safetensors")
-    same(expected, load_file(there / "model.safetensors"))
-    files = [file.relative_to(here) for file in (here / "metrics.jsonl", *here.glob("clients/*"))]
-    assert len(files) == len([*there.glob("clients/*")]) + 1
-    assert all((here / file).read_bytes() == (there / file).read_bytes() for file in files)
+    same_bytes(here, there)
 
     across = make_federation("silos")
     across.overrides = [*setting, "device_args.loader_workers=0"]  # while others decode in sp and over MPI
     server, silos = across.server(), across.silos()
     assert [process.wait() for process in (server, *silos)] == [0, 0, 0, 0], server.text
     assert not [silo.text for silo in silos if "warning" in silo.text]  # such as of a state that is not there
-    same(expected, across.weights())
+    same(load_file(here / "model.safetensors"), across.weights())
     for row, theirs in zip(across.lines(), read_lines(there / "metrics.jsonl"), strict=True):
         assert all(row[key] == theirs[key] for key in ("clients", "accuracy", "bytes_up"))
         assert row["loss_terms"] == {}  # a silo keeps its measures to itself
@@ -110,6 +106,4 @@ def test_all_runtimes_give_the_same_numbers(name, setting, mpi, make_federation,
 def test_sums_over_mpi_equal_those_of_one_process(forker, tmp_path, sp_run):
     run_all(forker, tmp_path, SUMS, map(name, SUMS))
     for setting in SUMS:
-        here, there = sp_run(*setting), tmp_path / name(setting)
-        assert (here / "metrics.jsonl").read_bytes() == (there / "metrics.jsonl").read_bytes()
-        same(load_file(here / "model.safetensors"), load_file(there / "model.safetensors"))
+        same_bytes(sp_run(*setting), tmp_path / name(setting))

@@ -18,6 +18,7 @@ import pytest
 from commands import call
 from federations import wait_until
 from fl_labelskew_registry import LabelSkewError
+from recipe_texts import OVER_MPI
 
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.recipe import parse
@@ -25,24 +26,10 @@ from fl_labelskew_plugins.runs.session import build
 from fl_labelskew_plugins.runtimes.mpi import nodes
 from fl_labelskew_plugins.runtimes.transport import Kind, Message, Transport
 
-RECIPE = """\
-common_args: {random_seed: 3}
-data_args: {dataset: digits}
-partition_args: {partition_method: pcdd, classes_per_client: 2}
-model_args: {model: mlp}
-train_args: {client_num_in_total: 6, client_num_per_round: 4, comm_round: 24, epochs: 2, batch_size: 16,
-             learning_rate: 0.05, momentum: 0.9}
-method_args: {method: map}
-validation_args: {frequency_of_the_test: 8}
-device_args: {threads: 1}
-comm_args: {backend: MPI}
-tracking_args: {checkpoint_every: 4}
-"""
-
 
 @pytest.fixture(scope="module")
 def session():
-    return build(parse.parse(RECIPE))
+    return build(parse.parse(OVER_MPI))
 
 
 class Line(Transport):
@@ -96,23 +83,21 @@ def test_another_recipe_is_an_error_but_another_data_path_is_not(session):
     said["recipe"]["data_args"]["data_cache_dir"] = "/scratch"
     assert nodes.Nodes(Line(said, said), session)
     said["recipe"]["train_args"]["epochs"] = 3
-    line = r"^worker 1 on far: it has another recipe, which differs in train_args\.epochs;"
-    with pytest.raises(LabelSkewError, match=line):
-        nodes.Nodes(Line(said), session)
+    reason = LabelSkewError("data set npz: /data/a.npz does not exist")
+    for word, line in (
+        (said, r"it has another recipe, which differs in train_args\.epochs;"),
+        (greeting(reason, "far"), r"data set npz: /data/a\.npz does not exist$"),  # at the start of this worker
+    ):
+        with pytest.raises(LabelSkewError, match=f"^worker 1 on far: {line}"):
+            nodes.Nodes(Line(word), session)
 
 
 def test_causes_of_rounding_differences_are_reported_once_per_node(session, capsys):
     said = greeting(session, "far")
-    versions = {**said["of"], "torch": "1.0"}
-    nodes.Nodes(Line({**said, "of": versions}, {**said, "of": versions}), session)
+    other = {**said, "of": {**said["of"], "torch": "1.0"}}
+    nodes.Nodes(Line(other, other), session)
     (line,) = capsys.readouterr().err.splitlines()
     assert re.fullmatch(r"warning: far: torch 1\.0, and \S+ on the server's node; the last digits may differ", line)
-
-
-def test_an_error_at_the_start_of_a_worker_names_its_node(session):
-    reason = LabelSkewError("data set npz: /data/a.npz does not exist")
-    with pytest.raises(LabelSkewError, match=r"^worker 1 on far: data set npz: /data/a\.npz does not exist$"):
-        nodes.Nodes(Line(greeting(reason, "far")), session)
 
 
 NAMES = f"lska{os.getpid()}", f"lskb{os.getpid()}"
@@ -130,7 +115,7 @@ class Pair:
 
     def __init__(self, folder):
         self.folder, self.runs, self.recipe = folder, folder / "runs", folder / "recipe.yaml"
-        self.recipe.write_text(RECIPE)
+        self.recipe.write_text(OVER_MPI)
         self.runs.mkdir()
         (folder / "hosts").write_text("10.77.0.1 slots=2\n10.77.0.2 slots=1\n")
         agent = folder / "agent"

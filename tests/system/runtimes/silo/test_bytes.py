@@ -147,7 +147,7 @@ def test_only_weights_and_announced_tensors_leave_a_silo(mixture, ward):
 
 
 def test_a_silo_may_keep_its_prototypes_and_send_measures_and_counts_with_its_own_noise(ward):
-    own = ("comm_args.send_contributions=false", "comm_args.send_measures=true", "method_args.count_noise=20")
+    own = ("comm_args.send_contributions=false", "comm_args.send_measures=true", "method_args.fedshift.count_noise=20")
     choice = [word for override in own for word in ("--set", override)]
     federation, server, proxy = ward("train_args.comm_round=2", "method_args.method=fedshift+fedmr")
     finished(server, *(federation.silo(rank, *choice) for rank in (1, 2, 3)))

@@ -6,6 +6,7 @@ import select
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from federations import wait_until
@@ -34,55 +35,30 @@ def start(start):
     return server
 
 
-class Crowd:
-    """Connections that say nothing; each that is closed is opened again."""
-
-    def __init__(self, address, count):
-        host, port = address.split(":")
-        self.place, self.count, self.closed = (host, int(port)), count, 0
-        self.complete, self.over = threading.Event(), threading.Event()
-        threading.Thread(target=self._stand, daemon=True).start()
-        assert self.complete.wait(20)
-
-    def _stand(self):
-        there, poll = {}, select.epoll()
-        while not self.over.is_set():
-            while len(there) < self.count:
-                with contextlib.suppress(OSError):
-                    one = socket.create_connection(self.place, 5)
-                    there[one.fileno()] = one
-                    poll.register(one.fileno(), select.EPOLLIN | select.EPOLLHUP)
-            self.complete.set()
-            for descriptor, _ in poll.poll(0.05):
-                there.pop(descriptor).close()
-                self.closed += 1
-        for one in there.values():
-            one.close()
+def stand(place, over, closed):
+    """A connection that sends nothing; it is opened again each time that it was closed."""
+    while not over.is_set():
+        with contextlib.suppress(OSError), socket.create_connection(place, 5) as one:
+            while not over.is_set() and not select.select([one], [], [], 0.1)[0]:
+                pass
+            closed.append(one)
 
 
-@pytest.fixture
-def crowd():
-    made = []
-
-    def make(address, count):
-        made.append(Crowd(address, count))
-        return made[-1]
-
-    yield make
-    for crowd in made:
-        crowd.over.set()
-
-
-def test_too_many_connections_close_those_without_a_stream(start, crowd, monkeypatch):
+def test_too_many_connections_close_those_without_a_stream(start, monkeypatch):
     monkeypatch.setattr(connection_limit, "PLACES", 80)
     monkeypatch.setattr(connection_limit, "GRACE_S", 0.3)
     monkeypatch.setattr(connection_limit, "HANDSHAKE_S", 0.5)
     monkeypatch.setattr(connection_limit, "LOOK_S", 0.05)
     server = start()
     silo = start.silo(server.address, 1)
-    strangers = crowd(server.address, 60)  # of one address 20 may stay
-    wait_until(lambda: strangers.closed > 100)
-    start.silo(server.address, 2)
+    host, port = server.address.split(":")
+    over, closed = threading.Event(), []
+    with ThreadPoolExecutor(60) as pool, contextlib.ExitStack() as stack:
+        stack.callback(over.set)
+        for _ in range(60):  # of one address 20 may stay
+            pool.submit(stand, (host, int(port)), over, closed)
+        wait_until(lambda: len(closed) > 100)
+        start.silo(server.address, 2)
     assert silo.arrived.empty()
     kinds = []
     while "REFUSED" not in kinds:
@@ -157,20 +133,14 @@ def test_silent_streams_of_a_member_keep_no_silo_out(start, certificates, monkey
     monkeypatch.setattr(listening, "HELLO_S", 60.0)
     server = start()
     third = start.silo(server.address, 3)
-    tls, over, said = certs.read(certificates, "silo-3"), threading.Event(), []
-    crowd = [
-        threading.Thread(target=lambda: said.append(raw(server.address, tls=tls, hold=over)), daemon=True)
-        for _ in range(60)
-    ]
-    for one in crowd:
-        one.start()
-    wait_until(lambda: len(said) == len(crowd) - SILENT)
-    text = "has opened other connections with this certificate without sending HELLO"
-    assert set(said) == {("RESOURCE_EXHAUSTED", text)}
-    for rank in (1, 2, 1):
-        start.silo(server.address, rank)
-    assert third.arrived.empty()  # who has said HELLO stays
-    start.silo(server.address, 3)
-    over.set()
-    for one in crowd:
-        one.join(20)
+    tls, over = certs.read(certificates, "silo-3"), threading.Event()
+    with ThreadPoolExecutor(60) as pool:
+        crowd = [pool.submit(raw, server.address, tls=tls, hold=over) for _ in range(60)]
+        wait_until(lambda: sum(stream.done() for stream in crowd) == 60 - SILENT)
+        text = "has opened other connections with this certificate without sending HELLO"
+        assert {stream.result() for stream in crowd if stream.done()} == {("RESOURCE_EXHAUSTED", text)}
+        for rank in (1, 2, 1):
+            start.silo(server.address, rank)
+        assert third.arrived.empty()  # who has said HELLO stays
+        start.silo(server.address, 3)
+        over.set()

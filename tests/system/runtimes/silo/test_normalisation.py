@@ -99,6 +99,7 @@ def test_late_silos_get_the_normalisation_of_the_run(apart, hospitals):
     apart.overrides = ["comm_args.quorum_timeout_s=3", "comm_args.min_clients=2", "train_args.comm_round=30"]
     apart.overrides += ["train_args.epochs=20", "tracking_args.checkpoint_every=1"]
     server, first = apart.server(), apart.silos(1, 2)
+    server.says("silo 3 has not connected; continuing without it")
     server.says("round  1/30")
     two = stats.pooled([stats.sums(np.load(hospitals / f"silo{rank}.npz")["x_train"]) for rank in (1, 2)])
     assert known(apart.run_dir) == {"mean": list(two[0]), "std": list(two[1])}
@@ -107,6 +108,7 @@ def test_late_silos_get_the_normalisation_of_the_run(apart, hospitals):
     server.kill(signal.SIGKILL)
     again = apart.server(resume=True)
     finished(again, *first, late)
+    assert [apart.lines()[round]["clients"] for round in (0, -1)] == [[0, 1], [0, 1, 2]]
     assert "together" not in again.text
     assert known(apart.run_dir)["mean"] == list(two[0])
 

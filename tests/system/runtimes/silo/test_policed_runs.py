@@ -2,10 +2,8 @@
 
 import json
 import math
-import os
 import re
 import shutil
-import sys
 import threading
 from dataclasses import asdict, replace
 
@@ -232,18 +230,6 @@ def test_a_silo_stops_answering_when_its_budget_is_spent(scene, federation):
     for name in trained:
         plain = start[name.removeprefix("model/")]
         assert ((other[name] - 1.001 * plain) - (first[name] - plain)).std() > 4  # noise of 4 sqrt(2)
-
-
-@pytest.fixture
-def plugin(federation, write_plugin, monkeypatch):
-    """Makes a method ``acme`` that this process and the silo find."""
-
-    def make(source, target):
-        write_plugin(federation.folder, "fl_labelskew.methods", source, module=target.lower(), target=target)
-        monkeypatch.syspath_prepend(federation.folder)
-        federation.environment = {"PYTHONPATH": os.pathsep.join(sys.path)}
-
-    return make
 
 
 FAILING = """

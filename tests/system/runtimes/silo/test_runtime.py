@@ -90,25 +90,19 @@ def test_one_command_runs_everything_and_prefixes_the_lines(sittings):
         assert all(line["personalised_accuracy"] > 0 for line in read_lines(file))
 
 
-@pytest.mark.parametrize("name", ["interrupt", "terminate"])
-def test_a_termination_signal_ends_all_and_explains_how_to_resume(sittings, name):
+def test_a_run_that_was_stopped_explains_how_to_resume(sittings):
+    """By the command that was typed, not by that of the server that it has started."""
     run, ends = sittings
-    code, text = ends[name]
-    assert code == 130
-    (line,) = [line for line in text.splitlines() if "to resume" in line]
-    assert line.startswith("server | interrupted after ")
-    assert line.endswith(
-        f"; {resume_line(run)}"
-    )  # of the command that was typed, not of the server that it has started
-    assert "Traceback" not in text
-
-
-def test_a_process_that_fails_ends_the_others(sittings):
-    run, ends = sittings
+    for name in ("interrupt", "terminate"):
+        code, text = ends[name]
+        assert code == 130
+        (line,) = [line for line in text.splitlines() if "to resume" in line]
+        assert line.startswith("server | interrupted after ")
+        assert line.endswith(f"; {resume_line(run)}")
+        assert "Traceback" not in text
     code, text = ends["silo 2"]
     assert code == 1
-    *_, last = text.strip().splitlines()
-    assert last == f"error: silo 2 was killed by signal 9 (SIGKILL); {resume_line(run)}"
+    assert text.strip().splitlines()[-1] == f"error: silo 2 was killed by signal 9 (SIGKILL); {resume_line(run)}"
 
 
 def test_weights_after_failures_equal_those_of_one_process(sittings, sp_weights):

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import grpc
@@ -22,7 +23,7 @@ from error_messages import message as message_of
 from federations import Hostile, wait_until
 from fl_labelskew_registry import LabelSkewError, RunError
 from memory import anonymous
-from strangers import RPC, chunks, files, raw
+from strangers import chunks, files, raw, unread
 
 from fl_labelskew_plugins.ledgers.audit import Audit
 from fl_labelskew_plugins.runtimes import wire
@@ -212,26 +213,16 @@ def test_the_last_message_of_a_silo_arrives(start):
 def test_a_silo_that_does_not_read_blocks_no_other(start):
     server, good = pair(start, rank=1)
     server.transport.limits[Kind.UPLOAD] = good.transport.limits[Kind.TRAIN] = 2**25
-    channel = grpc.insecure_channel(server.transport.address)
-    ended = threading.Event()
-
-    def requests():
-        yield from chunks(Kind.HELLO, 2)
-        ended.wait(60)
-
-    call = channel.stream_stream(RPC)(requests())  # nothing of it is ever read
-    server.wait(Kind.HELLO, 2)
     model = {"model": torch.zeros(2**22)}
-    for round in range(QUEUED + 2):
-        server.send(Kind.TRAIN, 2, round=round, tensors=model)
-        server.send(Kind.TRAIN, 1, round=round, tensors=model)
-        good.wait(Kind.TRAIN, round + 1)
-    refused = server.wait(Kind.REFUSED)
-    assert (refused.sender, refused.meta["reason"]) == (2, "does not receive the messages sent to it")
-    assert server.wait(Kind.LEFT).sender == 2
-    ended.set()
-    call.cancel()
-    channel.close()
+    with unread(server.transport.address, chunks(Kind.HELLO, 2)):
+        server.wait(Kind.HELLO, 2)
+        for round in range(QUEUED + 2):
+            server.send(Kind.TRAIN, 2, round=round, tensors=model)
+            server.send(Kind.TRAIN, 1, round=round, tensors=model)
+            good.wait(Kind.TRAIN, round + 1)
+        refused = server.wait(Kind.REFUSED)
+        assert (refused.sender, refused.meta["reason"]) == (2, "does not receive the messages sent to it")
+        assert server.wait(Kind.LEFT).sender == 2
 
 
 def test_a_silo_that_sends_endlessly_is_no_longer_read(start):
@@ -261,11 +252,8 @@ def test_a_reconnecting_silo_fills_no_queue(start, certificates):
     server, tls = start(tls=True), files(certificates, "silo-1")
     sent = [*chunks(Kind.HELLO)] + 9 * [*chunks(Kind.UPLOAD, a=torch.zeros(2**16))]
     for _ in range(5):
-        credentials = grpc.ssl_channel_credentials(tls.ca, tls.key, tls.certificate)
-        with grpc.secure_channel(server.transport.address, credentials) as channel:
-            call = channel.stream_stream(RPC)(iter(sent))
+        with unread(server.transport.address, sent, tls=tls):
             time.sleep(0.3)
-            call.cancel()
     time.sleep(0.5)
     arrived = server.transport.arrived
     waiting = [arrived.get_nowait().kind for _ in range(arrived.qsize())]
@@ -382,17 +370,8 @@ def test_an_interrupted_message_keeps_no_buffer(start):
     gc.disable()
     try:
         for number in (1, 2, 3):
-            hold = threading.Event()
-
-            def requests(hold=hold):
-                yield from [*chunks(Kind.HELLO), head]
-                hold.wait(30)
-
-            with grpc.insecure_channel(server.transport.address) as channel:
-                call = channel.stream_stream(RPC)(requests())
+            with unread(server.transport.address, [*chunks(Kind.HELLO), head]):
                 wait_until(lambda: spool.held >= 2**24)
-                call.cancel()
-                hold.set()
             server.wait(Kind.LEFT, number)
             wait_until(lambda: spool.held == 0)
     finally:
@@ -433,13 +412,11 @@ def test_strangers_cannot_take_all_connections(start, monkeypatch):
     monkeypatch.setattr(listening, "HELLO_S", 1.0)
     server = start(silos=3)
     hold = threading.Event()
-    crowd = [threading.Thread(target=raw, args=(server.transport.address,), kwargs={"hold": hold}) for _ in range(40)]
-    for stranger in crowd:
-        stranger.start()
-    still_serves(start, server)
-    hold.set()
-    for stranger in crowd:
-        stranger.join()
+    with ThreadPoolExecutor(40) as pool:
+        for _ in range(40):
+            pool.submit(raw, server.transport.address, hold=hold)
+        still_serves(start, server)
+        hold.set()
 
 
 class Full(Spool):
@@ -581,8 +558,6 @@ def test_a_silo_that_was_connected_waits_when_another_program_answers(start, cer
 
 @contextlib.contextmanager
 def impostor(handle):
-    from concurrent.futures import ThreadPoolExecutor
-
     server = grpc.server(ThreadPoolExecutor(4))
     handler = grpc.stream_stream_rpc_method_handler(handle)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
@@ -713,10 +688,8 @@ def test_messages_of_one_silo_are_decoded_one_at_a_time(start, monkeypatch):
 
     monkeypatch.setattr(streams, "decoded", slow)
     address = start().transport.address
-    strangers = [threading.Thread(target=raw, args=(address, chunks(Kind.HELLO))) for _ in range(4)]
-    for stranger in strangers:
-        stranger.start()
-    for stranger in strangers:
-        stranger.join()
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(4):
+            pool.submit(raw, address, chunks(Kind.HELLO))
     assert len(together) >= 2
     assert not any(together)

@@ -216,7 +216,6 @@ def test_hello_names_the_round_of_an_open_answer(client):
     [
         ({"num_clients": 4}, "num_clients is 4 at the server", "3"),
         ({"clients_per_round": 1}, "clients_per_round is 1 at the server", "3"),
-        ({"rounds": None}, "rounds is null at the server", "3"),
         ({"rounds": 3.0}, "rounds is 3.0 at the server", "3"),
         ({"epochs": True}, "epochs is true at the server", "1"),
         ({"num_classes": 10**9}, "num_classes is 1000000000 at the server", "10"),

@@ -9,6 +9,7 @@ import pytest
 import torch
 from federations import cached_runs
 from fl_labelskew_registry import LabelSkewError, RunError
+from recipe_texts import SILOS, simulation
 from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
@@ -21,14 +22,8 @@ from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.runs import session
 from fl_labelskew_plugins.runtimes.options import RunOptions
 
-BASE = """\
-data_args: {dataset: digits}
-partition_args: {partition_method: pcdd, classes_per_client: 3}
-model_args: {model: mlp, hidden: [16]}
-train_args: {client_num_in_total: 6, comm_round: 3, epochs: 2, batch_size: 32, learning_rate: 0.1}
-method_args: {method: fedavg}
-device_args: {threads: 1}
-"""
+BASE = simulation(SILOS).replace("classes_per_client: 4", "classes_per_client: 3")
+BASE = BASE.replace("client_num_in_total: 3", "client_num_in_total: 6")
 
 
 @pytest.fixture(scope="module")
@@ -101,11 +96,7 @@ def test_every_method_learns_with_partial_participation(go, method):
     assert (folder / "clients").exists() == personal == (method in ("map", "fedphp", "fedrod"))
 
 
-def test_test_frequency(go):
-    folder = go("validation_args.frequency_of_the_test=2", "train_args.comm_round=4")
-    assert ["accuracy" in line for line in read_lines(folder / "metrics.jsonl")] == [True, False, True, True]
-    folder = go("validation_args.frequency_of_the_test=0")
-    assert ["accuracy" in line for line in read_lines(folder / "metrics.jsonl")] == [False, False, True]
+def test_personalised_accuracy_may_be_switched_off(go):
     quiet = go("validation_args.personalised=false")
     assert all(line["personalised_accuracy"] is None for line in read_lines(quiet / "metrics.jsonl"))
 

@@ -511,10 +511,7 @@ def test_a_server_that_changes_the_number_of_all_samples(hospitals):
         account.Account(folder).count(RUN, 700)
     assert error.value.exit_code == 2
     account.Account(folder).count("f" * 16, 700)
-
-
-def test_a_server_that_changes_the_total_within_one_process(hospitals):
-    """Also for another run: falling totals until a silo refuses one would show how many samples it has."""
+    # within one process, also for another run
     silo = SimpleNamespace(_total=0)
     for total in (0, 1438, 1438, 0):
         SummedAnswers.check_total(silo, {"num_samples": total})
