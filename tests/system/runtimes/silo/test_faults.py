@@ -125,15 +125,13 @@ def test_a_server_cannot_choose_the_file_that_a_silo_imports(federation, tmp_pat
 
 def test_a_silo_may_not_change_its_data_in_a_run(federation):
     federation.overrides = [SLOW, FOUR]
-    server, silos = federation.server(), federation.silos()
+    _, silos = federation.server(), federation.silos()
     silos[2].says("round 1: trained")
     silos[2].kill()
     odd = federation.silo(3, "--set", "partition_args.classes_per_client=5")
     assert odd.wait() == 2
     assert "the server turned this silo away: it had" in odd.text
     assert odd.text.count("\nerror: ") == 1
-    for process in (server, *silos[:2]):
-        process.kill()
 
 
 UNRULY = """

@@ -38,7 +38,6 @@ def test_a_termination_signal_ends_idle_processes_at_once(federation):
     assert (known["state"], known["resume"]) == ("stopped", "start it again; no round is lost")
     again = federation.server()  # in the same folder, as a service is
     again.says("listening on")
-    again.kill()
 
 
 def test_status_from_the_first_silo_to_the_last_round(federation):

@@ -149,9 +149,8 @@ def test_a_silo_cannot_change_the_opening_sum_after_a_restart(secure):
     server.says("training samples of silos 1, 2, 3, 4 together")
     killed(bad, server)
     opened = (federation.run_dir / "opened.json").read_text()
-    bad = federation.silo(4, cheat="claims_one_more_sample_in_a_second_opening")
+    federation.silo(4, cheat="claims_one_more_sample_in_a_second_opening")
     finished(federation.server(resume=True), *silos)
-    killed(bad)
     assert (federation.run_dir / "opened.json").read_text() == opened
     assert [len(line["clients"]) >= 3 for line in federation.lines()] == [True, True]
 
@@ -179,12 +178,11 @@ def test_a_silo_that_connects_after_the_opening_sum(secure):
 )
 def test_an_impossible_opening_sum_ends_the_run(cheat, line, secure):
     federation = secure(*FOUR)
-    server, silos = federation.server(), federation.silos(1, 2, 3)
-    cheating = federation.silo(4, cheat=cheat)
+    server, _ = federation.server(), federation.silos(1, 2, 3)
+    federation.silo(4, cheat=cheat)
     assert server.wait() == 1
     assert line in server.text
     assert "Traceback" not in server.text
-    killed(*silos, cheating)
 
 
 PER_CLIENT = [*FOUR, "validation_args.per_client=true"]
@@ -277,15 +275,14 @@ def test_a_policy_limits_the_masked_vectors_of_a_round(secure):
     """Each has its own noise, so the mean of many would have none."""
     federation = secure(*NOISE, "comm_args.reconnect_s=1")
     with_policies(federation, **dict.fromkeys(("one", "two", "three"), "max_answers_per_round: 1"))
-    server, silos = federation.server(), federation.silos(1, 2)
+    _, silos = federation.server(), federation.silos(1, 2)
     victim = federation.silo(3, cheat="dies_at_agree")
     assert victim.wait() == -signal.SIGKILL
-    again = federation.silo(3)
+    federation.silo(3)
     assert [silo.wait() for silo in silos] == [1, 1]
     line = "policy.max_answers_per_round: 1 does not allow another answer to round 2"
     assert all(line in silo.text for silo in silos)
     assert [charged(federation, rank) for rank in (1, 2)] == [[-1, 0, 1]] * 2
-    killed(server, again)
 
 
 def test_a_sum_of_fewer_than_the_noise_is_made_for_is_not_opened(secure):
@@ -383,7 +380,7 @@ def test_with_noise_a_silo_that_fails_sends_noise_and_no_reason(secure):
 
 def test_without_noise_silos_that_fail_send_no_reason(secure):
     federation = secure()
-    server, honest = federation.server(), federation.silo(1)
+    server, _ = federation.server(), federation.silo(1)
     silos = [federation.silo(2, cheat="fails_in_training"), federation.silo(3, cheat="fails_with_a_bug")]
     reasons = (
         "round 2: client 2: fc.weight is not finite",
@@ -398,7 +395,6 @@ def test_without_noise_silos_that_fail_send_no_reason(secure):
     assert again.wait() == 2
     failed = federation.folder / "silo-2" / "training_failed"
     assert f"read this silo's log, and remove {failed} to take part again" in again.text
-    killed(server, honest)
 
 
 def test_a_server_that_asks_for_the_size_of_a_silo(secure):
@@ -439,10 +435,9 @@ def test_a_silo_that_answers_each_step_late_is_excluded(secure):
     """Six steps of two seconds are more than a step may take of the deadline of the round."""
     federation = secure(*NOISY, "comm_args.round_deadline_s=8")
     server, silos = federation.server(), federation.silos(1, 2, 3)
-    late = federation.silo(4, cheat="answers_each_step_late")
+    federation.silo(4, cheat="answers_each_step_late")
     finished(server, *silos)
     assert "round 2: silo 4 sent no keys in time; skipped until it sends a message" in server.text
-    killed(late)
 
 
 @pytest.mark.parametrize("kind", [Kind.KEYS, Kind.MASKED, Kind.REVEALED], ids=lambda kind: kind.name)
@@ -451,25 +446,23 @@ def test_a_silo_that_is_silent_at_a_step(secure, kind):
     federation = secure(*NOISY, "comm_args.round_deadline_s=12")
     server = federation.server()
     honest = [federation.silo(rank, cheat="has_a_slow_line") for rank in (1, 2, 3)]
-    silent = federation.silo(4, cheat=f"silent_at_{kind.name}")
+    federation.silo(4, cheat=f"silent_at_{kind.name}")
     finished(server, *honest)
     assert left_out(federation) == [[], [] if kind is Kind.REVEALED else [3], [3]]
     assert f"round 2: silo 4 sent no {wire.STEPS[kind]} in time; skipped until it sends a message" in server.text
     assert [charged(federation, rank) for rank in (1, 2, 3)] == [[-1, 0, 1, 2]] * 3
-    killed(silent)
 
 
 def test_a_sum_needs_min_clients_from_the_first_step_to_the_last(secure):
     """More than the threshold of sums needs; so a policy with that number holds after the masks are shared, too."""
     federation = secure(*NOISY, "comm_args.min_clients=4", "comm_args.quorum_timeout_s=5")
     with_policies(federation, one="", two="", careful="min_clients: 4", four="")
-    server, silos = federation.server(), federation.silos(1, 2, 3)
+    server, _ = federation.server(), federation.silos(1, 2, 3)
     federation.silo(4, cheat="dies_at_mask")
     assert server.wait() == 1, server.text
     assert "round 2: 3 silos have sent a vector, but at least 4 are needed; the sum is not opened" in server.text
     assert "error: round 2: 3 of at least 4 uploads arrived (comm_args.min_clients" in server.text
     assert audited(federation.folder / "silo-3", "revealed")[-1].get("round") == 0
-    killed(*silos)
 
 
 def test_silos_killed_in_the_last_step_need_not_come_back(secure):
@@ -490,11 +483,10 @@ def test_a_silent_silo_in_the_last_step_is_not_needed_once_another_returns(secur
     """Silo 3 is lost, so that the sum needs all others; the silent one has no veto over the rest of the run."""
     federation = secure(*NOISY, "comm_args.round_deadline_s=12")
     server, silos = federation.server(), federation.silos(1, 2)
-    victim, silent = federation.silo(3, cheat="dies_at_mask"), federation.silo(4, cheat="silent_at_REVEALED")
+    victim, _ = federation.silo(3, cheat="dies_at_mask"), federation.silo(4, cheat="silent_at_REVEALED")
     assert victim.wait() == -signal.SIGKILL
     finished(federation.silo(3), server, *silos)
     assert [charged(federation, rank) for rank in (1, 2)] == [[-1, 0, 1, 1, 2]] * 2
-    killed(silent)
 
 
 def test_a_silo_that_is_ready_just_in_time_delays_no_slow_connection(secure):
@@ -541,10 +533,9 @@ def test_a_silo_that_trains_answers_at_a_fixed_time_and_neither_reads_nor_reconn
 
 def test_a_silo_refuses_training_before_the_opening_at_once(secure):
     federation = secure(*NOISE, "comm_args.answer_after_s=60")
-    server, silos = federation.server(cheat="asks_for_training_before_the_opening"), federation.silos()
+    _, silos = federation.server(cheat="asks_for_training_before_the_opening"), federation.silos()
     assert [silo.wait() for silo in silos] == [1, 1, 1]
     assert not any("trained in" in silo.text for silo in silos)
-    killed(server)
 
 
 def test_a_silo_whose_first_training_fails_keeps_a_finite_state_as_others_do(secure):
@@ -590,9 +581,8 @@ def test_a_silo_that_is_ready_and_restarts_does_not_end_the_run(secure):
     federation = secure(*NOISY, "comm_args.round_deadline_s=8", "comm_args.reconnect_s=2")
     server, honest = federation.server(), federation.silos(1, 2)
     dying = federation.silo(3, cheat="dies_before_it_is_ready")
-    cheating = federation.silo(4, cheat="is_ready_and_pretends_to_restart")
+    federation.silo(4, cheat="is_ready_and_pretends_to_restart")
     dying.wait()
     server.says("silo 3 did not reconnect")
     finished(server, *honest, federation.silo(3))
-    killed(cheating)
     assert federation.lines()[ROUND]["clients"] == [0, 1, 2]
