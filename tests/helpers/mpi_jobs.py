@@ -69,23 +69,19 @@ def watched(deal):
 
 def main():
     with as_rank():
-        play()
-
-
-def play():
-    recipe, jobs, out = map(Path, sys.argv[1:])
-    rank = mpi_rank()[0]
-    LocalTrainer.predict = counted(LocalTrainer.predict)
-    MPIServer._assign = watched(MPIServer._assign)
-    for name, overrides in json.loads(jobs.read_text()).items():
-        tested.clear()
-        under_way.clear()
-        dealt.clear()
-        peak = Peak("self")
-        start(RunOptions(recipe, overrides, run_dir=out / name, quiet=True))
-        costs = {"tested": sum(tested), "memory": peak.end()[0], "under_way": max(under_way, default=0)}
-        costs["first"] = dealt[0] if dealt else []
-        (out / f"{name}-{rank}.json").write_text(json.dumps(costs))
+        recipe, jobs, out = map(Path, sys.argv[1:])
+        rank = mpi_rank()[0]
+        LocalTrainer.predict = counted(LocalTrainer.predict)
+        MPIServer._assign = watched(MPIServer._assign)
+        for name, overrides in json.loads(jobs.read_text()).items():
+            tested.clear()
+            under_way.clear()
+            dealt.clear()
+            peak = Peak("self")
+            start(RunOptions(recipe, overrides, run_dir=out / name, quiet=True))
+            costs = {"tested": sum(tested), "memory": peak.end()[0], "under_way": max(under_way, default=0)}
+            costs["first"] = dealt[0] if dealt else []
+            (out / f"{name}-{rank}.json").write_text(json.dumps(costs))
 
 
 if __name__ == "__main__":

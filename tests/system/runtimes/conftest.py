@@ -83,6 +83,14 @@ class Federation:
     def silos(self, *ranks):
         return [self.silo(rank) for rank in ranks or (1, 2, 3)]
 
+    def give_files(self, **texts):
+        """Give each silo a file of its own with this text, in order."""
+        files = ", ".join(f"{name}.yaml" for name in texts)
+        with self.recipe.open("a") as recipe:
+            recipe.write(f"client_specific_args: {{data_silo_config: [{files}]}}\n")
+        for name, text in texts.items():
+            (self.folder / f"{name}.yaml").write_text(text)
+
     def lines(self):
         return [json.loads(line) for line in (self.run_dir / "metrics.jsonl").read_text().splitlines()]
 
@@ -118,7 +126,6 @@ def sp_run(tmp_path_factory):
 
 @pytest.fixture
 def sp_weights(sp_run):
-    """The model of that run."""
     from safetensors.torch import load_file
 
     return lambda *overrides: load_file(sp_run(*overrides) / "model.safetensors")
@@ -126,12 +133,20 @@ def sp_weights(sp_run):
 
 @pytest.fixture(scope="session")
 def certificates(tmp_path_factory):
-    """The folder of a federation's certificates: a server and three silos."""
+    """The folder of a federation's certificates, of a server and seven silos; not to be changed."""
     from fl_labelskew_plugins.runtimes.silo import certs
 
-    folder = tmp_path_factory.mktemp("certs")
-    certs.new(folder, 3)
+    folder = tmp_path_factory.mktemp("certificates") / "certs"
+    certs.new(folder, 7)
     return folder
+
+
+@pytest.fixture
+def hospitals(certificates, tmp_path):
+    """Makes so many silos for rounds of secure aggregation, each with an empty folder."""
+    from masked_rounds import Hospital
+
+    return lambda number: [Hospital(certificates, tmp_path, rank) for rank in range(1, number + 1)]
 
 
 @pytest.fixture(scope="session")

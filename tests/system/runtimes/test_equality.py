@@ -50,7 +50,6 @@ SUMS = [
 
 
 def name(setting):
-    """A folder's."""
     return "-".join(word.partition("=")[2] for word in setting)
 
 

@@ -7,6 +7,7 @@ import struct
 
 import pytest
 import torch
+from error_messages import message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, save
@@ -153,11 +154,10 @@ def entry(dtype="F32", shape=(2,), offsets=(0, 8), **more):
     ],
 )
 def test_invalid_messages_are_refused_in_one_sentence(made, said):
-    with pytest.raises(WireError) as refused:
-        wire.decode(made)
-    assert str(refused.value).startswith(said)
-    assert len(str(refused.value)) < 300
-    assert str(refused.value).isprintable()
+    line = message(lambda: wire.decode(made), kind=WireError)
+    assert line.startswith(said)
+    assert len(line) < 300
+    assert line.isprintable()
 
 
 @settings(max_examples=500, deadline=None)
@@ -227,6 +227,4 @@ def test_unsupported_tensors_are_not_sent():
     ],
 )
 def test_another_header_is_refused(start, said):
-    with pytest.raises(WireError) as refused:
-        Header.unpack(start)
-    assert str(refused.value).startswith(said)
+    assert message(lambda: Header.unpack(start), kind=WireError).startswith(said)

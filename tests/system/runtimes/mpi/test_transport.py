@@ -11,21 +11,16 @@ ROOM = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") > 8 * 2**30
 """Memory for a message of more than 2 GiB."""
 
 
-@pytest.fixture(scope="module")
-def play(forker):
-    """Run scenarios in three ranks; return the output of rank 0, a word and a number per line."""
-
-    def play(*scenes, options=()):
-        done = forker.mpirun(SCENES, scenes, options=options)
-        said = {word: float(number) for word, number in map(str.split, done.stdout.splitlines())}
-        return said, done.stderr
-
-    return play
+def play(forker, *scenes, options=()):
+    """Run scenes in three ranks; the output of rank 0, a word and a number per line, and the errors."""
+    done = forker.mpirun(SCENES, scenes, options=options)
+    said = {word: float(number) for word, number in map(str.split, done.stdout.splitlines())}
+    return said, done.stderr
 
 
-def test_messages_between_ranks_of_one_machine(play):
+def test_messages_between_ranks_of_one_machine(forker):
     """All scenes in one job; one that fails ends it."""
-    said, err = play(*PLAIN, *["huge"] * ROOM)
+    said, err = play(forker, *PLAIN, *["huge"] * ROOM)
     assert said.keys() >= {*PLAIN}, err
     assert ("huge" in said) == ROOM, err
     assert said["server"] < 0.05  # a waiting rank uses no core
@@ -40,6 +35,6 @@ def test_messages_between_ranks_of_one_machine(play):
     ],
     ids=["pieces", "tcp"],
 )
-def test_messages_over_other_transports(play, options):
-    said, err = play("large", "order", options=options)
+def test_messages_over_other_transports(forker, options):
+    said, err = play(forker, "large", "order", options=options)
     assert "order" in said, err

@@ -34,23 +34,19 @@ ELSEWHERE |= {"survey", "survey refused"}  # test_survey.py
 PRIVATE = ("ward-7", "lindqvist")
 
 
-@pytest.fixture
-def ward(make_federation):
+def ward(make_federation, *overrides):
     """A server with silos behind a proxy; the folder's name, and so every path, is a marker."""
-
-    def start(*overrides):
-        federation = make_federation(PRIVATE[0])
-        federation.overrides = list(overrides)
-        federation.environment = {"USER": PRIVATE[1], "LOGNAME": PRIVATE[1], "HOSTNAME": f"{PRIVATE[1]}.example.org"}
-        return federation, *watched(federation)
-
-    return start
+    federation = make_federation(PRIVATE[0])
+    federation.overrides = list(overrides)
+    federation.environment = {"USER": PRIVATE[1], "LOGNAME": PRIVATE[1], "HOSTNAME": f"{PRIVATE[1]}.example.org"}
+    return federation, *watched(federation)
 
 
 @pytest.mark.parametrize("method", WHOLE)
-def test_every_byte_of_a_run_is_listed_and_every_listed_field_occurs(method, ward):
-    whens, silo, overrides = WHOLE[method]
-    federation, server, proxy = ward("train_args.comm_round=2", f"method_args.method={method}", *overrides)
+def test_every_byte_of_a_run_is_listed_and_every_listed_field_occurs(method, make_federation):
+    whens, silo, more = WHOLE[method]
+    overrides = ["train_args.comm_round=2", f"method_args.method={method}", *more]
+    federation, server, proxy = ward(make_federation, *overrides)
     finished(server, *(federation.silo(rank, *silo) for rank in (1, 2, 3)))
     assert [line["clients"] for line in federation.lines()] == [[0, 1, 2]] * 2
     wire = Wire(proxy, SIZES, NETWORK)
@@ -97,8 +93,8 @@ def encodings(x, y, data):
     yield json.dumps(y.tolist())[1:-1].encode()
 
 
-def test_messages_of_a_failed_silo_and_of_a_refused_upload(ward):
-    federation, server, proxy = ward("train_args.comm_round=1", "comm_args.min_clients=1")
+def test_messages_of_a_failed_silo_and_of_a_refused_upload(make_federation):
+    federation, server, proxy = ward(make_federation, "train_args.comm_round=1", "comm_args.min_clients=1")
     failing, good = federation.silo(1, "--set", "train_args.epochs=3"), federation.silo(3)
     poor = Echo(proxy.address, 2, facts=FACTS | {"process": "0" * 16}, factor=float("nan"))
     finished(server, good)
@@ -121,10 +117,10 @@ EXTRA = {
 
 
 @pytest.mark.parametrize("mixture", EXTRA)
-def test_only_weights_and_announced_tensors_leave_a_silo(mixture, ward):
+def test_only_weights_and_announced_tensors_leave_a_silo(mixture, make_federation):
     method, _, optimizer = mixture.partition(" with ")
     mixed = [f"method_args.method={method}", f"train_args.federated_optimizer={optimizer or 'FedAvg'}"]
-    federation, server, proxy = ward("train_args.comm_round=2", *mixed)
+    federation, server, proxy = ward(make_federation, "train_args.comm_round=2", *mixed)
     finished(server, *federation.silos())
     sent = [message for stream in proxy.sent for message in messages(stream)]
     assert {header.sender for _, header, _, _ in sent} == {1, 2, 3}
@@ -146,10 +142,10 @@ def test_only_weights_and_announced_tensors_leave_a_silo(mixture, ward):
                 assert tensor.numpy().tobytes() not in bytes_sent, name
 
 
-def test_a_silo_may_keep_its_prototypes_and_send_measures_and_counts_with_its_own_noise(ward):
+def test_a_silo_may_keep_its_prototypes_and_send_measures_and_counts_with_its_own_noise(make_federation):
     own = ("comm_args.send_contributions=false", "comm_args.send_measures=true", "method_args.fedshift.count_noise=20")
     choice = [word for override in own for word in ("--set", override)]
-    federation, server, proxy = ward("train_args.comm_round=2", "method_args.method=fedshift+fedmr")
+    federation, server, proxy = ward(make_federation, "train_args.comm_round=2", "method_args.method=fedshift+fedmr")
     finished(server, *(federation.silo(rank, *choice) for rank in (1, 2, 3)))
     sent = [message for stream in proxy.sent for message in messages(stream)]
     uploads = [(meta, tensors) for kind, _, meta, tensors in sent if kind == Kind.UPLOAD]

@@ -102,17 +102,10 @@ def test_the_address_with_most_connections_loses_its_oldest():
     assert gone() == []
 
 
-@pytest.mark.parametrize(
-    ("peer", "address"),
-    [
-        ("ipv4:10.0.0.1:4711", ("10.0.0.1", 4711)),
-        ("ipv6:%5B::1%5D:4711", ("::1", 4711)),
-        ("ipv6:[::ffff:10.0.0.1]:4711", ("10.0.0.1", 4711)),
-        ("ipv6:%5Bfe80::1%25eth0%5D:4711", ("fe80::1", 4711)),
-    ],
-)
-def test_peer_names_of_grpc_are_parsed(peer, address):
-    assert of_peer(peer) == address
+def test_peer_names_of_grpc_are_parsed():
+    assert of_peer("ipv6:%5B::1%5D:4711") == ("::1", 4711)
+    assert of_peer("ipv6:[::ffff:10.0.0.1]:4711") == ("10.0.0.1", 4711)
+    assert of_peer("ipv6:%5Bfe80::1%25eth0%5D:4711") == ("fe80::1", 4711)
 
 
 def test_the_limit_of_connections_follows_the_limit_of_open_files():

@@ -49,19 +49,14 @@ class FakeSilo(Echo):
             self.leave()
 
 
-@pytest.fixture
-def against(federation):
+def against(federation, answers, *overrides, **options):
     """Run a server and two silos against a FakeSilo with these answers; returns the server's process and the fake."""
-
-    def run(answers, *overrides, silo=FakeSilo, **options):
-        federation.overrides = list(overrides)
-        server, silos = federation.server(), federation.silos(1, 2)
-        fake = silo(federation.address, answers, **options)
-        finished(server, *silos)
-        fake.thread.join(20)
-        return server, fake
-
-    return run
+    federation.overrides = list(overrides)
+    server, silos = federation.server(), federation.silos(1, 2)
+    fake = FakeSilo(federation.address, answers, **options)
+    finished(server, *silos)
+    fake.thread.join(20)
+    return server, fake
 
 
 def model(tensors):
@@ -104,10 +99,10 @@ BAD = {
 }
 
 
-def test_a_silo_with_invalid_uploads_is_excluded_from_these_rounds_only(federation, against):
+def test_a_silo_with_invalid_uploads_is_excluded_from_these_rounds_only(federation):
     new_names = [upload_of(loss_terms={f"{r}.{k}": 1.0 for k in range(15)}) for r in range(3)]
     answers = [*BAD.values(), changed(BIAS, torch.zeros(10)), *new_names]
-    server, fake = against(answers, f"train_args.comm_round={len(answers)}", "comm_args.send_measures=true")
+    server, fake = against(federation, answers, f"train_args.comm_round={len(answers)}", "comm_args.send_measures=true")
     assert fake.finish == {"done": True, "rounds": len(answers), "state_round": len(answers) - 1}
     lines = federation.lines()
     for round, (words, verdict, line) in enumerate(zip(BAD, fake.verdicts, lines, strict=False)):
@@ -122,11 +117,8 @@ def test_a_silo_with_invalid_uploads_is_excluded_from_these_rounds_only(federati
     assert len(set().union(*(line["loss_terms"] for line in lines))) == 21
 
 
-HUGE = 3.4e38
-
-
 def huge(tensors):
-    return {k: torch.full_like(v, HUGE) if v.is_floating_point() else v for k, v in model(tensors).items()}, {}
+    return {k: torch.full_like(v, 3.4e38) if v.is_floating_point() else v for k, v in model(tensors).items()}, {}
 
 
 def unanswered(tensors):
@@ -204,9 +196,9 @@ def class_sums(value, count, dtype=None):
     return with_contributions(sums=torch.full((10, 16), value, dtype=dtype), counts=torch.full((10,), count))
 
 
-def test_prototypes_and_counts_out_of_all_proportion_are_refused_too(federation, against):
+def test_prototypes_and_counts_out_of_all_proportion_are_refused_too(federation):
     answers = [class_sums(3.4e38, 40), class_sums(1.0, 2**60), class_sums(1.0, -1.0)]
-    server, _ = against(answers, "method_args.method=fedmr", "train_args.comm_round=3")
+    server, _ = against(federation, answers, "method_args.method=fedmr", "train_args.comm_round=3")
     assert "round 1: upload of silo 3 refused: the norm of its sums is " in server.text
     assert "round 2: upload of silo 3 refused: the sum of counts is above 1000000000 (comm_args" in server.text
     assert "upload of silo 3 refused: round 3: upload of client 2: counts has negative values" in server.text
@@ -233,19 +225,19 @@ def test_class_sums_that_only_one_silo_sends_are_bounded(federation):
         ({}, "its opening lacks smoothed"),
     ],
 )
-def test_an_opening_with_negative_counts_or_without_tensors_is_refused(opening, reason, federation, against):
+def test_an_opening_with_negative_counts_or_without_tensors_is_refused(opening, reason, federation):
     tensors = {name: torch.tensor(values, dtype=torch.float64) for name, values in opening.items()}
     overrides = ["method_args.method=fedshift", "train_args.comm_round=1", "comm_args.quorum_timeout_s=5"]
-    _, fake = against([], *overrides, opening=tensors)
+    _, fake = against(federation, [], *overrides, opening=tensors)
     assert fake.finish["reason"] == reason
     assert left_out(federation) == [[2]]
 
 
-def test_a_silo_with_one_sample_does_not_spend_the_budgets_of_others(federation, against):
+def test_a_silo_with_one_sample_does_not_spend_the_budgets_of_others(federation):
     """The claim of FedRS depends on the smallest client; the ledger of a silo uses the silo's own number of samples."""
     noise = ["method_args.method=fedrs", "method_args.upload_clip=5", "method_args.upload_sigma=0.5"]
     budget = ["privacy_args.level=claim", "privacy_args.budget={epsilon: 8, delta: 0.001}"]
-    against([upload_of()] * 2, *noise, *budget, "train_args.comm_round=2", facts=FACTS | {"samples": 1})
+    against(federation, [upload_of()] * 2, *noise, *budget, "train_args.comm_round=2", facts=FACTS | {"samples": 1})
     line = read_lines(federation.folder / "silo-1" / "privacy.jsonl")[-1]
     assert line["epsilon"]["claim"] < 1
 
@@ -289,13 +281,13 @@ def test_a_dominant_silo_is_reported_and_too_many_samples_are_refused(federation
     assert server.text.count("warning: silo 3") == 1
 
 
-def test_a_silo_that_makes_the_weights_of_all_others_0_is_reported(against):
+def test_a_silo_that_makes_the_weights_of_all_others_0_is_reported(federation):
     """By a claim of most samples, below the limit of the other warning, and an opening of 0."""
     opening = {"discrepancy": torch.tensor(0.0, dtype=torch.float64)}
     # a weight near 0 counts as 0: its inverse would not be finite
     answers = [changed("contribution/weight", torch.tensor(weight)) for weight in (1.0, 1e-30)]
     overrides = ["method_args.method=feddisco", "train_args.comm_round=2", "comm_args.quorum_timeout_s=5"]
-    server, _ = against(answers, *overrides, opening=opening, facts=FACTS | {"samples": 8000})
+    server, _ = against(federation, answers, *overrides, opening=opening, facts=FACTS | {"samples": 8000})
     what = "silo 3 has 100 % of the weight of round 1: this silo declares the weight 1, and all silos together 1"
     assert f"warning: {what}\n" in server.text
     assert "warning: round 2: all clients declare the weight 0, so the model stays the same\n" in server.text

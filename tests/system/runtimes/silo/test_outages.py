@@ -6,7 +6,6 @@ import signal
 import threading
 import time
 
-import pytest
 from federations import Echo, finished, left_out, same, wait_until
 from wiretap import watched
 
@@ -17,17 +16,10 @@ FEDSHIFT = "method_args.method=fedshift"
 WELCOME = b"federation"  # in no other message
 
 
-@pytest.fixture
-def line(federation):
-    """The server's process, started through this, the line that silos have to it, and the address without it."""
-    federation.host = "none"
-
-    def start(*overrides):
-        federation.overrides = list(overrides)
-        direct = federation.address
-        return *watched(federation), direct
-
-    return start
+def line(federation, *overrides):
+    """The server's process, started by this, the line that silos have to it, and the address without it."""
+    federation.host, federation.overrides, direct = "none", list(overrides), federation.address
+    return *watched(federation), direct
 
 
 class Quick(Echo):
@@ -47,19 +39,9 @@ class Quick(Echo):
         super().receive_message(kind, arrived)
 
 
-@pytest.fixture
-def quick(transports):
-    def make(*args, **options):
-        silo = Quick(*args, **options)
-        transports.append(silo.transport)
-        return silo
-
-    return make
-
-
-def test_silos_disconnected_before_their_openings_are_awaited(federation, line, sp_weights):
+def test_silos_disconnected_before_their_openings_are_awaited(federation, sp_weights):
     overrides = ["train_args.comm_round=2", FEDSHIFT]
-    server, proxy, _ = line(*overrides)
+    server, proxy, _ = line(federation, *overrides)
     proxy.last, proxy.cuts = WELCOME, 3
     finished(server, *federation.silos())
     assert server.text.count("has disconnected") >= 3
@@ -67,11 +49,11 @@ def test_silos_disconnected_before_their_openings_are_awaited(federation, line, 
     same(federation.weights(), sp_weights(*overrides))
 
 
-def test_an_interrupted_opening_exchange_can_be_resumed(federation, line, quick, sp_weights):
+def test_an_interrupted_opening_exchange_can_be_resumed(federation, sp_weights):
     overrides = ["train_args.comm_round=2", FEDSHIFT]
-    server, proxy, direct = line(*overrides, "comm_args.reconnect_s=1", "comm_args.quorum_timeout_s=3")
+    server, proxy, direct = line(federation, *overrides, "comm_args.reconnect_s=1", "comm_args.quorum_timeout_s=3")
     for rank in (1, 2, 3):
-        quick(direct, rank, leaves_at=Kind.WELCOME)
+        Quick(direct, rank, leaves_at=Kind.WELCOME)
     assert server.wait() == 1
     assert "opening exchange: silo 1 did not reconnect within 1 s; skipped until it sends a message" in server.text
     *_, last = server.text.strip().splitlines()
@@ -95,10 +77,9 @@ def test_an_interrupted_opening_exchange_can_be_resumed(federation, line, quick,
     same(federation.weights(), sp_weights(*overrides))
 
 
-def test_missing_silos_of_the_opening_exchange_are_reported(federation, line):
-    server, proxy, direct = line(
-        SLOW, "train_args.comm_round=4", FEDSHIFT, "comm_args.reconnect_s=1", "tracking_args.checkpoint_every=1"
-    )
+def test_missing_silos_of_the_opening_exchange_are_reported(federation):
+    overrides = [SLOW, FEDSHIFT, "train_args.comm_round=4", "tracking_args.checkpoint_every=1"]
+    server, proxy, direct = line(federation, *overrides, "comm_args.reconnect_s=1")
     proxy.last, proxy.cuts = WELCOME, 1
     away = federation.silo(3)
     server.says("silo 3 has connected")
@@ -118,9 +99,9 @@ def test_missing_silos_of_the_opening_exchange_are_reported(federation, line):
     assert json.loads((federation.run_dir / "summary.json").read_text())["opening_left_out"] == [2]
 
 
-def test_an_outage_within_a_round_is_waited_out(federation, line, sp_weights):
+def test_an_outage_within_a_round_is_waited_out(federation, sp_weights):
     overrides = [SLOW, "train_args.comm_round=3"]
-    server, proxy, _ = line(*overrides, "comm_args.reconnect_s=1", "comm_args.min_clients=3")
+    server, proxy, _ = line(federation, *overrides, "comm_args.reconnect_s=1", "comm_args.min_clients=3")
     silos = federation.silos()
     server.says("round 1/3")
     proxy.up = False
@@ -134,9 +115,10 @@ def test_an_outage_within_a_round_is_waited_out(federation, line, sp_weights):
     same(federation.weights(), sp_weights(*overrides))
 
 
-def test_time_of_a_frozen_server_is_not_charged_to_silos(federation, line, quick):
-    server, proxy, direct = line("train_args.comm_round=2", "comm_args.round_deadline_s=3", "comm_args.reconnect_s=2")
-    silos = [quick(address, rank) for rank, address in ((1, direct), (2, direct), (3, proxy.address))]
+def test_time_of_a_frozen_server_is_not_charged_to_silos(federation):
+    waits = ["comm_args.round_deadline_s=3", "comm_args.reconnect_s=2"]
+    server, proxy, direct = line(federation, "train_args.comm_round=2", *waits)
+    silos = [Quick(address, rank) for rank, address in ((1, direct), (2, direct), (3, proxy.address))]
 
     def frozen_while_they_answer(round):
         wait_until(lambda: all(round in silo.waits for silo in silos))

@@ -132,30 +132,18 @@ def test_a_finished_run_does_not_wait_again(sittings, forker, role, tmp_path):
     assert (again.wait(), again.text) == (0, f"{run}: all 4 rounds are done already\n")
 
 
-@pytest.fixture
-def error_of(forker, tmp_path):
-    """What a command ends with, and says; its run would be in ``run``."""
+def test_mistakes_are_reported_once_and_leave_no_folder(forker, tmp_path):
     (tmp_path / "here.yaml").write_text(SILOS)
-
-    def error_of(*more):
-        log = tmp_path / f"{more[0]}.log"
-        process = forker.start(["run", "here.yaml", "--run-dir", "run", *more], log, cwd=tmp_path)
-        code = process.wait()
-        assert not (tmp_path / "run").exists()
-        return code, process.text
-
-    return error_of
-
-
-def test_a_server_that_cannot_listen_leaves_no_folder(error_of):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        line = f"cannot listen at {address}: address already in use; use a free port of this machine"
-        assert error_of("--role", "server", "--server", address) == (2, f"error: {line}\n")
-
-
-def test_a_mistake_is_reported_once_before_the_start(error_of):
-    code, text = error_of("--set", "train_args.epochs=0")
-    assert (code, text.count("error:")) == (2, 1)
-    line = "error: --rank 4: out of range; allowed: 1 to 3, one per silo\n"
-    assert error_of("--role", "client", "--rank", "4") == (2, line)
+        for name, line, *more in (
+            ("rank", "error: --rank 4: out of range; allowed: 1 to 3, one per silo", "--role", "client", "--rank", "4"),
+            ("here", "error: --set train_args.epochs: 0 is out of range", "--set", "train_args.epochs=0"),
+            ("listen", f"error: cannot listen at {address}: address already in use; use a free port of this machine",
+             "--role", "server", "--server", address),
+        ):  # fmt: skip
+            process = forker.start(["run", "here.yaml", "--run-dir", "run", *more], tmp_path / name, cwd=tmp_path)
+            assert process.wait() == 2
+            assert process.text.startswith(line)
+            assert process.text.count("\n") == 1
+            assert not (tmp_path / "run").exists()

@@ -27,10 +27,7 @@ from fl_labelskew_plugins.runtimes.silo.survey import SurveyAnswers, SurveyExcha
 from fl_labelskew_plugins.runtimes.transport import SERVER, Kind, Message, Transport
 from fl_labelskew_plugins.surveys.survey import of_partition
 
-OWN = "client_specific_args: {data_silo_config: [one.yaml, two.yaml, three.yaml]}\n"
 NOISY = ["method_args.method=fedshift", "method_args.count_noise=3"]
-QUIET = 0.3
-"""Seconds of waiting for silos that do not connect."""
 
 
 class Sent(Transport):
@@ -61,7 +58,6 @@ def silo(tmp_path):
 
 
 def answer(silo):
-    """What a silo says when it is asked."""
     silo.receive_message(Kind.SURVEY, Message(Kind.SURVEY, SERVER, 2))
     return silo.transport.messages[-1]
 
@@ -135,7 +131,7 @@ def server(tmp_path, transports):
     """A server of three silos that waits only a moment, and its lines."""
 
     def make(*overrides):
-        short = [f"comm_args.{key}={QUIET}" for key in ("quorum_timeout_s", "round_deadline_s", "reconnect_s")]
+        short = [f"comm_args.{key}=0.3" for key in ("quorum_timeout_s", "round_deadline_s", "reconnect_s")]
         recipe = recipes.parse(SILOS, overrides=[*short, "comm_args.min_clients=1", *overrides])
         transports.append(ServerTransport("127.0.0.1:0", silos=3))
         folder = RunFolder(tmp_path / "run")
@@ -264,14 +260,9 @@ def test_one_command_surveys_all_silos_and_finds_the_partition(federation, certi
 
 
 def test_policies_and_every_byte_of_a_survey(federation):
-    federation.recipe.write_text(federation.recipe.read_text() + OWN)
-    policies = {
-        "one": "{}",
-        "two": "{send: [weights], methods: [fedmr]}",
-        "three": "{noise_at_least: {count_noise: 4}}",
-    }
-    for name, policy in policies.items():
-        (federation.folder / f"{name}.yaml").write_text(f"data_args: {{dataset: digits}}\npolicy: {policy}")
+    policies = ("{}", "{send: [weights], methods: [fedmr]}", "{noise_at_least: {count_noise: 4}}")
+    texts = [f"data_args: {{dataset: digits}}\npolicy: {policy}" for policy in policies]
+    federation.give_files(**dict(zip(("one", "two", "three"), texts, strict=True)))
     server, proxy = watched(federation, "--survey")
     without = federation.silo(1)
     assert without.wait() == 2

@@ -11,6 +11,7 @@ from federations import Echo, finished
 from fl_labelskew_registry import RunError
 from recipe_texts import SILOS
 
+from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runtimes.silo.client import OwnFolder
@@ -23,15 +24,11 @@ PER_CLIENT = ("validation_args.per_client=true", "method_args.method=map", "trai
 MEASURES = ("--set", "comm_args.send_measures=true")
 
 
-def lines_of(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
 def test_numbers_of_silos_equal_those_of_a_simulation(federation, sp_run):
     federation.overrides, federation.environment = list(PER_CLIENT), {"FL_LABELSKEW_PICTURES": "yes"}
     server = federation.server()
     finished(server, federation.silo(1, *MEASURES), federation.silo(2), federation.silo(3, *MEASURES))
-    alone = lines_of(sp_run(*PER_CLIENT))
+    alone = read_lines(sp_run(*PER_CLIENT) / "metrics.jsonl")
     for across, here in zip(federation.lines(), alone, strict=True):
         for key in ("client_accuracy", "client_balanced_accuracy"):
             assert across[key] == [here[key][0], None, here[key][2]]
@@ -47,7 +44,7 @@ def test_numbers_of_silos_equal_those_of_a_simulation(federation, sp_run):
         (folder,) = (path for path in (federation.folder / f"silo-{rank}").iterdir() if path.is_dir())
         assert re.fullmatch(r"recipe-\d{8}-\d{6}-[0-9a-f]{16}", folder.name)
         assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
-        kept = lines_of(folder)
+        kept = read_lines(folder / "metrics.jsonl")
         assert [line["accuracy"] for line in kept] == [line["client_accuracy"][rank - 1] for line in alone]
         result = json.loads((folder / "summary.json").read_text())
         assert (result["silo"], result["final_accuracy"]) == (rank, kept[-1]["accuracy"])
@@ -66,13 +63,13 @@ class Boastful(Echo):
             self.transport.send_message(Message(Kind.TESTED, self.rank, 0, round=arrived.round, meta=meta))
 
 
-def test_silos_with_invalid_or_missing_numbers_do_not_stop_the_run(federation, transports):
+def test_silos_with_invalid_or_missing_numbers_do_not_stop_the_run(federation):
     federation.overrides = ["validation_args.per_client=true", "comm_args.round_deadline_s=4"]
     federation.overrides += ["train_args.comm_round=1", "validation_args.server_test_data=false"]
     federation.overrides += ["data_args.input_shape=[1,8,8]", "data_args.classes=10"]
     server, good = federation.server(), federation.silo(1, *MEASURES)
-    poor = [Echo(federation.address, 2), Boastful(federation.address, 3)]
-    transports += [silo.transport for silo in poor]
+    Echo(federation.address, 2)
+    Boastful(federation.address, 3)
     finished(server, good)
     (line,) = federation.lines()
     assert line["clients"] == [0, 1, 2]
@@ -148,6 +145,6 @@ def test_a_silo_finds_its_folder_again(tmp_path):
     made.append(made.metrics, {"round": 1, "loss_terms": {}})
     made.tested(1, {"accuracy": 0.5})
     made.tested(2, {"accuracy": 0.6})  # in which the silo did not take part
-    assert lines_of(made.path) == [
+    assert read_lines(made.path / "metrics.jsonl") == [
         {"round": 0, "loss_terms": {}}, {"round": 1, "loss_terms": {}, "accuracy": 0.5}, {"round": 2, "accuracy": 0.6},
     ]  # fmt: skip

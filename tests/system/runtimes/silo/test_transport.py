@@ -557,7 +557,15 @@ def test_a_silo_that_was_connected_waits_when_another_program_answers(start, cer
 
 
 @contextlib.contextmanager
-def impostor(handle):
+def impostor(*sent):
+    """The address of a server that sends these bytes after HELLO."""
+
+    def handle(requests, context):
+        context.send_initial_metadata(((TAKEN, "1"),))
+        next(requests)
+        yield from sent
+        next(requests, None)
+
     server = grpc.server(ThreadPoolExecutor(4))
     handler = grpc.stream_stream_rpc_method_handler(handle)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: handler}),))
@@ -578,12 +586,7 @@ def impostor(handle):
     ],
 )
 def test_a_silo_refuses_unexpected_messages_of_a_server(start, sent, reason):
-    def handle(requests, context):
-        context.send_initial_metadata(((TAKEN, "1"),))
-        next(requests)
-        yield sent
-
-    with impostor(handle) as address:
+    with impostor(sent) as address:
         silo = start.silo(address)
         assert silo.wait(Kind.REFUSED).meta["reason"].startswith(reason)
         assert silo.wait(Kind.JOINED, 2)
@@ -593,14 +596,7 @@ def test_a_silo_refuses_unexpected_messages_of_a_server(start, sent, reason):
 def test_a_silo_reads_no_more_while_many_messages_wait(start):
     """Otherwise a server could fill the memory of a silo during its training."""
     verdict = b"".join(wire.encode(int(Kind.VERDICT), 0, 1, 0, {"taken": True}, {}))
-
-    def handle(requests, context):
-        context.send_initial_metadata(((TAKEN, "1"),))
-        next(requests)
-        yield from [verdict] * 100
-        next(requests, None)
-
-    with impostor(handle) as address:
+    with impostor(*[verdict] * 100) as address:
         silo = start.silo(address)
         arrived = silo.transport.arrived
         wait_until(lambda: arrived.qsize() > QUEUED)

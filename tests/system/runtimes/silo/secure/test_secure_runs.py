@@ -24,9 +24,8 @@ METHODS = {
     "map, FedDyn": ["method_args.method=map", "train_args.federated_optimizer=FedDyn"],
 }
 SECURE = "comm_args.secure_aggregation=true"
-WAITS = [SECURE, "comm_args.reconnect_s=1", "comm_args.quorum_timeout_s=60"]
-FEDSHIFT = "method_args.method=fedshift"
-FOUR = [*WAITS, "train_args.client_num_in_total=4", FEDSHIFT]
+FOUR = [SECURE, "comm_args.reconnect_s=1", "comm_args.quorum_timeout_s=60"]
+FOUR += ["train_args.client_num_in_total=4", "method_args.method=fedshift"]
 NOISE = ["method_args.method=fedavg", "privacy_args.noise_multiplier=0.5", "privacy_args.clip=1"]
 NOISE += ["comm_args.answer_after_s=0.2"]
 TWO_ROUNDS = ["train_args.comm_round=2"]
@@ -44,15 +43,6 @@ def secure(federation, certificates):
         return federation
 
     return prepare
-
-
-def with_policies(federation, **policies):
-    """Give each silo a file with a policy, in order."""
-    files = ", ".join(f"{name}.yaml" for name in policies)
-    with federation.recipe.open("a") as recipe:
-        recipe.write(f"client_specific_args: {{data_silo_config: [{files}]}}\n")
-    for name, policy in policies.items():
-        (federation.folder / f"{name}.yaml").write_text(f"policy: {{{policy}}}")
 
 
 def charged(federation, rank, key="round"):
@@ -274,7 +264,7 @@ def test_another_attempt_has_other_noise_and_is_spent_again(secure):
 def test_a_policy_limits_the_masked_vectors_of_a_round(secure):
     """Each has its own noise, so the mean of many would have none."""
     federation = secure(*NOISE, "comm_args.reconnect_s=1")
-    with_policies(federation, **dict.fromkeys(("one", "two", "three"), "max_answers_per_round: 1"))
+    federation.give_files(**dict.fromkeys(("one", "two", "three"), "policy: {max_answers_per_round: 1}"))
     _, silos = federation.server(), federation.silos(1, 2)
     victim = federation.silo(3, cheat="dies_at_agree")
     assert victim.wait() == -signal.SIGKILL
@@ -456,7 +446,7 @@ def test_a_silo_that_is_silent_at_a_step(secure, kind):
 def test_a_sum_needs_min_clients_from_the_first_step_to_the_last(secure):
     """More than the threshold of sums needs; so a policy with that number holds after the masks are shared, too."""
     federation = secure(*NOISY, "comm_args.min_clients=4", "comm_args.quorum_timeout_s=5")
-    with_policies(federation, one="", two="", careful="min_clients: 4", four="")
+    federation.give_files(one="policy: {}", two="policy: {}", careful="policy: {min_clients: 4}", four="policy: {}")
     server, _ = federation.server(), federation.silos(1, 2, 3)
     federation.silo(4, cheat="dies_at_mask")
     assert server.wait() == 1, server.text
