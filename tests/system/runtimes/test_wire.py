@@ -75,13 +75,10 @@ def test_images_and_kernels_keep_their_memory_format():
     assert load(bytes(payload({}, tensors)))["last"].shape == (5, 3, 2, 4)  # as other readers see it
 
 
-def test_safetensors_reads_our_messages():
+def test_safetensors_reads_our_messages_and_we_read_its():
     got = load(bytes(payload()))
     same({name: got[name] for name in EVERY}, EVERY)
     same(wire.decode(bytes(payload()))[1], EVERY)  # a read-only payload is copied
-
-
-def test_we_read_messages_of_safetensors():
     contiguous = {name: tensor.detach().contiguous() for name, tensor in EVERY.items()}
     meta, got = wire.decode(bytearray(save(contiguous, metadata={"format": "pt"})))
     assert meta == {}

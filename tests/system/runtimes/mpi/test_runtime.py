@@ -35,11 +35,6 @@ DRAWN = {"FL_LABELSKEW_PICTURES": "yes"}
 """Processes that mpirun has started draw a run's pictures; those of the forker do so, too, with this."""
 
 
-def promised():
-    """Seconds in which everything ends, on a machine that does nothing else."""
-    return 10 * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
-
-
 def rounds(folder):
     file = folder / "metrics.jsonl"
     return len(file.read_text().splitlines()) if file.exists() else 0
@@ -88,7 +83,8 @@ class Sittings:
                 if stop is not None:
                     rank, number = stop
                     os.kill(process.pid if rank is None else seen[rank].pid, number)
-                    until = time.monotonic() + promised()
+                    # 10 s on a machine that does nothing else
+                    until = time.monotonic() + 10 * max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
             time.sleep(0.03)
         self.remains += alive(family.values())
         self.ends[name] = process.wait(), process.text, len(seen)

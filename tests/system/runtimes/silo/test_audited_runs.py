@@ -16,10 +16,6 @@ def messages(folder, event, rank):
     return [[line.get(key) for key in keys] for line in audited(folder, event) if line["rank"] == rank]
 
 
-def silo(federation, rank):
-    return federation.folder / f"silo-{rank}"
-
-
 def test_server_and_silos_log_the_same_messages_and_senders(federation, sp_weights, certificates):
     federation.overrides = [f"comm_args.certs={certificates}", "method_args.method=fedshift"]
     server = federation.server()
@@ -27,7 +23,7 @@ def test_server_and_silos_log_the_same_messages_and_senders(federation, sp_weigh
     silos = federation.silos()
     finished(server, *silos)
     run = json.loads((federation.run_dir / "environment.json").read_text())["run"]
-    for folder in (federation.run_dir, *(silo(federation, rank) for rank in (1, 2, 3))):
+    for folder in (federation.run_dir, *(federation.folder / f"silo-{rank}" for rank in (1, 2, 3))):
         last = audit.verify(folder).last
         assert any(f"last line's SHA-256 {last}" in process.text for process in (server, *silos))
         assert [line["run"] for line in audited(folder, "run")] == [run]
@@ -36,7 +32,7 @@ def test_server_and_silos_log_the_same_messages_and_senders(federation, sp_weigh
     for rank in (1, 2, 3):
         for here, theirs in (ENDS, reversed(ENDS)):
             sent = messages(federation.run_dir, here, rank)
-            assert sent == messages(silo(federation, rank), theirs, 0)
+            assert sent == messages(federation.folder / f"silo-{rank}", theirs, 0)
             rounds = [0, 1, 2]
             trains = ["TRAIN", "VERDICT"] if here == "sent" else ["UPLOAD"]
             frame = (["WELCOME"], ["FINISH"]) if here == "sent" else (["HELLO", "OPENING"], ["FINISH"])
@@ -46,13 +42,13 @@ def test_server_and_silos_log_the_same_messages_and_senders(federation, sp_weigh
         (connected,) = (line for line in audited(federation.run_dir, "connected") if line["rank"] == rank)
         assert connected["fingerprint"] == fingerprint(certificates, f"silo-{rank}")
         assert connected["peer"].startswith("127.0.0.1:")
-        assert audited(silo(federation, rank), "connected")[0]["peer"] == federation.address
+        assert audited(federation.folder / f"silo-{rank}", "connected")[0]["peer"] == federation.address
     same(federation.weights(), sp_weights("method_args.method=fedshift"))
 
 
 def test_killed_processes_continue_their_logs(federation, sp_weights):
     federation.overrides = ["train_args.epochs=20", "tracking_args.checkpoint_every=1"]
-    (silo(federation, 2) / audit.NAME).mkdir(parents=True)  # where a file should be
+    (federation.folder / "silo-2" / audit.NAME).mkdir(parents=True)  # where a file should be
     server, silos = federation.server(), federation.silos()
     server.says("round 1/3  accuracy")
     server.kill(signal.SIGKILL)
@@ -65,7 +61,7 @@ def test_killed_processes_continue_their_logs(federation, sp_weights):
     assert events.count("closed") == events.count("repaired") == 1
     assert len({line["run"] for line in audited(federation.run_dir, "run")}) == 1
     assert audit.verify(federation.run_dir).repaired == 1
-    assert len(audited(silo(federation, 1), "left")) == 2
-    audit.verify(silo(federation, 1))
+    assert len(audited(federation.folder / "silo-1", "left")) == 2
+    audit.verify(federation.folder / "silo-1")
     assert silos[1].text.count("cannot be written: Is a directory; the run continues") == 1
     same(federation.weights(), sp_weights("train_args.epochs=20"))

@@ -19,7 +19,6 @@ method_args: {{method: fedavg}}
 validation_args: {{server_test_data: {tests}}}
 device_args: {{threads: 1, loader_workers: 0}}
 comm_args: {{backend: GRPC, quorum_timeout_s: 60, reconnect_s: 5}}
-client_specific_args: {{data_silo_config: [silo1.yaml, silo2.yaml, silo3.yaml]}}
 """
 
 
@@ -38,10 +37,12 @@ def of_pictures(make_federation, tmp_path):
     def make(orders, *, tests=True):
         text = RECIPE.format(folder=tmp_path, tests=str(tests).lower())
         federation = make_federation("federation", text)
+        texts = {}
         for rank, order in enumerate(orders, 1):
             data = f"dataset: image_folder, data_cache_dir: {tmp_path}/silo{rank}, image_size: 8"
             chosen = "" if order is None else f", class_names: [{', '.join(order)}]"
-            (federation.folder / f"silo{rank}.yaml").write_text(f"data_args: {{{data}{chosen}}}\n")
+            texts[f"silo{rank}"] = f"data_args: {{{data}{chosen}}}\n"
+        federation.give_files(**texts)
         return federation
 
     return make

@@ -263,7 +263,6 @@ def test_an_opening_of_a_silo_that_was_turned_away_counts_nothing(federation):
     finished(server, *silos)
     assert "at most 1000000000 are allowed" in fake.finish["reason"]
     assert [line["opening_left_out"] for line in federation.lines()] == [[2]] * 8
-    fake.leave()
 
 
 def test_a_dominant_silo_is_reported_and_too_many_samples_are_refused(federation):

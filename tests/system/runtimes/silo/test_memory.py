@@ -3,18 +3,9 @@
 from federations import finished
 from memory import Peak
 
-BIG = [
-    "model_args.hidden=[7000,7000]",
-    "train_args.comm_round=2",
-    "train_args.epochs=1",
-    "train_args.batch_size=1000",
-    "train_args.client_num_in_total=2",
-    "train_args.learning_rate=0.001",
-    "partition_args.partition_method=iid",
-    "validation_args.personalised=false",
-    "comm_args.upload_memory_mb=0",
-    "tracking_args.checkpoint_every=1",
-]
+BIG = ["model_args.hidden=[7000,7000]", "partition_args.partition_method=iid", "validation_args.personalised=false"]
+BIG += ["comm_args.upload_memory_mb=0", "tracking_args.checkpoint_every=1", "train_args.client_num_in_total=2"]
+BIG += [f"train_args.{key}" for key in ("comm_round=2", "epochs=1", "batch_size=1000", "learning_rate=0.001")]
 MODEL = 4 * (64 * 7000 + 7000 + 7000 * 7000 + 7000 + 7000 * 10 + 10) / 2**20
 """MB."""
 

@@ -181,16 +181,14 @@ def test_impossible_sums_are_refused(sent):
     message(lambda: silos.sums(sent, REPORTED), kind=RunError)
 
 
-def test_sums_of_floats_are_those_of_pixels_if_the_servers_test_data_are():
+def test_possible_sums_are_accepted():
+    """Those of floats must be sums of pixels if the server's test data are pixels."""
     sums = tensors([9.0, 1.0], [9.0, 9.0], torch.float64), tensors([11.0, 1.0], [9.0, 9.0], torch.float64)
     for sent in sums:
         silos.sums(sent, REPORTED)
     silos.sums(sums[0], REPORTED, pixels=True)
     with pytest.raises(RunError, match="impossible for 10 values"):
         silos.sums(sums[1], REPORTED, pixels=True)
-
-
-def test_possible_sums_are_accepted():
     x = np.random.default_rng(0).integers(0, 256, (10, 2, 1, 1))
     for samples in (x.astype(np.uint8), np.full_like(x, 255, np.uint8), x.astype(np.float32)):
         made = stats.sums(samples)

@@ -17,7 +17,6 @@ from fl_labelskew_plugins.runtimes.silo import certs, facts
 from fl_labelskew_plugins.runtimes.silo.listening import ServerTransport
 from fl_labelskew_plugins.runtimes.transport import Kind, Message
 
-OWN = "client_specific_args: {data_silo_config: [one.yaml, two.yaml, three.yaml]}\n"
 NOISE = ["method_args.upload_clip=1", "method_args.upload_sigma=4"]
 ASKED = {"times_selected": 1, "state_round": -1, "kept_rounds": [], "personalised": False}
 
@@ -74,7 +73,7 @@ class FakeServer:
 def scene(federation, transports):
     """A silo of this policy meets a server, and must end with this exit code; the server and the silo's process."""
     federation.host = "none"
-    federation.recipe.write_text(federation.recipe.read_text() + OWN)
+    federation.give_files(one="", two="", three="")
 
     def play(policy, questions=(), *, code=0, over=False, **options):
         for file in (federation.folder / "silo-1").glob("*/summary.json"):
@@ -353,10 +352,7 @@ def test_exact_data_in_hello_and_test_results_are_in_the_ledger(scene, federatio
     federation.overrides = ["method_args.method=fedrs", *NOISE, *measures]
     scene({}, [(0, 1.0, Kind.TEST), (0, 1.0, Kind.TEST)])
     hello, test = ledger_lines(federation)
-    assert (hello["run"], hello["round"], [part["on"] for part in hello["answered"]]) == (
-        "hello", -1, ["train_args.proxy_aggregation class"],
-    )  # fmt: skip
-    assert (test["run"], test["round"], [part["on"] for part in test["answered"]]) == (
-        "a" * 16, 0, ["comm_args.send_measures true"],
-    )  # fmt: skip
+    said = [(line["run"], line["round"], [part["on"] for part in line["answered"]]) for line in (hello, test)]
+    first, then = ("hello", -1, ["train_args.proxy_aggregation class"]), ("a" * 16, 0, ["comm_args.send_measures true"])
+    assert said == [first, then]
     assert hello["epsilon"] == test["epsilon"] == {"silo": None, "claim": None}

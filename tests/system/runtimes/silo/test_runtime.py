@@ -74,7 +74,7 @@ def sittings(forker, tmp_path_factory):
     return run, ends
 
 
-def test_one_command_runs_everything_and_prefixes_the_lines(sittings):
+def test_one_command_runs_everything_and_gives_the_weights_of_one_process(sittings, sp_weights):
     run, ends = sittings
     code, text = ends["end"]
     assert code == 0, text
@@ -88,6 +88,7 @@ def test_one_command_runs_everything_and_prefixes_the_lines(sittings):
     for file in run.glob("silos/silo-*/*/metrics.jsonl"):
         assert [line["round"] for line in read_lines(file)] == [0, 1, 2, 3]
         assert all(line["personalised_accuracy"] > 0 for line in read_lines(file))
+    same(load_file(run / "model.safetensors"), sp_weights(*SLOW))
 
 
 def test_a_run_that_was_stopped_explains_how_to_resume(sittings):
@@ -103,10 +104,6 @@ def test_a_run_that_was_stopped_explains_how_to_resume(sittings):
     code, text = ends["silo 2"]
     assert code == 1
     assert text.strip().splitlines()[-1] == f"error: silo 2 was killed by signal 9 (SIGKILL); {resume_line(run)}"
-
-
-def test_weights_after_failures_equal_those_of_one_process(sittings, sp_weights):
-    same(load_file(sittings[0] / "model.safetensors"), sp_weights(*SLOW))
 
 
 def test_a_passphrase_opens_the_keys_of_all_and_is_written_nowhere(sittings, forker, tmp_path):

@@ -25,7 +25,6 @@ train_args: {client_num_in_total: 2, comm_round: 1}
 method_args: {method: fedavg}
 validation_args: {server_test_data: false, per_client: true}
 comm_args: {backend: GRPC}
-client_specific_args: {data_silo_config: [north.yaml, south.yaml]}
 """
 OWN = "data_args:\n  dataset" + RECIPE.partition("dataset")[2].partition("model_args")[0]
 
@@ -37,7 +36,7 @@ def test_additional_tables_of_a_federation(make_federation):
         age = np.where(np.arange(40) % 9 == 0, np.nan, 40 + 20 * silo + 10 * y + rng.normal(0, 3, 40))
         tables[name] = pd.DataFrame({"age": age, "sex": rng.choice(["f", "m"], 40), "kind": np.array(["a", "b"])[y]})
         tables[name].to_csv(federation.folder / f"{name}.csv", index=False)
-        (federation.folder / f"{name}.yaml").write_text(f"{OWN}  data_cache_dir: {federation.folder / name}.csv\n")
+    federation.give_files(**{name: f"{OWN}  data_cache_dir: {federation.folder / name}.csv\n" for name in tables})
     argv = ["run", federation.recipe, "--run-dir", federation.run_dir, "--host", "none"]
     process = federation.forker.start(argv, federation.folder / "log", fork_children=True)
     assert process.wait() == 0, process.text
