@@ -278,7 +278,6 @@ def test_an_mpirun_inside_a_single_rank(folder):
         ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}, None),
         ({"PMI_RANK": "1", "PMI_SIZE": "2"}, (1, 2)),
         ({"PMIX_RANK": "4", "SLURM_NTASKS": "5"}, (4, 5)),
-        ({"SLURM_NTASKS": "5"}, None),
         ({"PMI_RANK": "x", "PMI_SIZE": "2"}, None),
     ],
 )
@@ -293,11 +292,9 @@ def test_mpi_rank(monkeypatch, environment, expected):
 @pytest.mark.parametrize(
     ("environment", "expected"),
     [
-        ({"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, (1, 2)),
         ({"OMPI_COMM_WORLD_LOCAL_RANK": "1", "OMPI_COMM_WORLD_LOCAL_SIZE": "5"}, None),
         ({"SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "5", "SLURM_STEP_NUM_NODES": "2"}, (0, 3)),
         ({"SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "5", "SLURM_STEP_NUM_NODES": "1"}, None),
-        ({}, None),
     ],
 )
 def test_local_rank_on_one_of_several_nodes(monkeypatch, environment, expected):
