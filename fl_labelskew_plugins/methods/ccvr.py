@@ -17,7 +17,7 @@ from fl_labelskew_plugins.machine import log
 
 SUMS, SQUARES, COUNTS = "sums", "squares", "counts"
 
-LARGEST = 1e12  # largest covariance of features; a client may send any sums
+LARGEST = 1e12  # covariance of features; a client may send any sums
 
 
 def moments(sums: Tensor, squares: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:

@@ -147,7 +147,8 @@ class KnownPrior(Method):
         """The global prior. A class without a positive sum (a client cheats, or rounding) counts as one sample."""
         smoothed, federation = total.tensors["smoothed"], total.federation
         if federation is not None and smoothed.sum() > 2 * federation.num_samples:  # more than noise explains
-            log.warn("the class counts of the opening are more than twice all training samples; some are wrong")
+            what = "the class counts of the opening are more than twice all training samples"
+            log.warn(f"{what}; some are wrong, or very noisy")
         return {"prior": global_prior(smoothed.where(smoothed > 0, 1.0))}
 
     def report(self, federation: Federation) -> dict[str, Any]:

@@ -221,3 +221,10 @@ def test_a_mistake_is_one_line_and_exit_code_2(undisturbed, tmp_path, words):
     (line,) = errors("run", *MISTAKES[words].format(recipe=recipe, run=run, tmp=tmp_path).split(), "--quiet")
     assert words in line
     assert not (tmp_path / "runs").exists()
+
+
+def test_divergence_is_one_line_and_exit_code_1(finish, tmp_path):
+    recipe = write(tmp_path, "fedavg")
+    code, _, err = finish(tmp_path, recipe, "--run-dir", "run", "--set", "train_args.learning_rate=1.0e+30")
+    assert code == 1
+    assert re.fullmatch(r"error: round 1: upload of client \d: \S+ is not finite, training diverged; .*\n", err)

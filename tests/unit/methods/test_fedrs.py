@@ -21,6 +21,14 @@ def test_loss_is_cross_entropy_of_the_restricted_logits(world, params):
     assert torch.equal(method.loss(batch, world.client())["cross_entropy"], expected)
 
 
+@pytest.mark.parametrize(("data", "min_count"), [("FEMNIST", 2), ("Shakespeare", 20)])
+def test_a_class_with_too_few_samples_is_missing(world, data, min_count):
+    """FedRS, section 5.3: classes with fewer than 2 (FEMNIST) or 20 (Shakespeare) samples count as missing."""
+    client = world.client(counts=torch.tensor([0, min_count - 1, min_count, min_count + 1, 500]))
+    logits = FedRS(FedRS.Params(min_count=min_count)).calibrate(torch.ones(1, 5), client)
+    assert logits.tolist() == [[0.5, 0.5, 1, 1, 1]]
+
+
 class TestPrivateUpload:
     def test_clip_limits_the_norm_of_all_tensors_together(self):
         def clipped(clip, **update):

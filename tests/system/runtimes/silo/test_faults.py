@@ -14,6 +14,19 @@ FOUR = "train_args.comm_round=4"
 STATEFUL = "method_args.method=map"
 
 
+def test_a_silo_restarted_after_a_kill_in_training_keeps_its_state(federation, sp_weights):
+    federation.overrides = [SLOW, FOUR, STATEFUL]
+    server, silos = federation.server(), federation.silos()
+    silos[1].says("round 2: trained")
+    silos[1].kill()
+    again = federation.silo(2)
+    finished(server, silos[0], again, silos[2])
+    assert left_out(federation) == [[]] * 4
+    same(federation.weights(), sp_weights(SLOW, FOUR, STATEFUL))
+    models = [next((federation.folder / f"silo-{rank}").glob("*/personalised.safetensors")) for rank in (1, 2, 3)]
+    assert len({model.read_bytes() for model in models}) == 3
+
+
 @pytest.mark.parametrize("method", ["map", "fedshift"])
 def test_a_killed_and_resumed_server_ends_with_identical_weights(method, federation, sp_weights):
     numbers = [SLOW, FOUR, f"method_args.method={method}"]
