@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from fl_labelskew_plugins.cli import table
-from fl_labelskew_plugins.cli.exits import writing
 from fl_labelskew_plugins.cli.options import DATA_SET, FOLDER, PATH, data_settings, trained_model
-from fl_labelskew_plugins.machine.files import write_text
+from fl_labelskew_plugins.machine.files import write_text, writing
 from fl_labelskew_plugins.machine.text import counted, percent
 
 if TYPE_CHECKING:

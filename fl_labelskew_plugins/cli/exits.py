@@ -3,9 +3,7 @@
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
 from typing import ParamSpec
 
 from fl_labelskew_registry import LabelSkewError, mistake
@@ -49,12 +47,3 @@ def refuse_mpirun(verb: str) -> None:
     """Raise LabelSkewError if ``mpirun`` started this command."""
     if mpi_rank() is not None:
         raise mistake(verb, "starts its own processes", "it without mpirun")
-
-
-@contextmanager
-def writing(place: Path | str) -> Iterator[None]:
-    """Report an OSError, such as a full disk, as a user's mistake."""
-    try:
-        yield
-    except OSError as error:
-        raise LabelSkewError(f"{place}: cannot be written: {error.strerror}") from None

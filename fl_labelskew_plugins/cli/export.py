@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from fl_labelskew_plugins.cli.exits import writing
 from fl_labelskew_plugins.cli.options import FILE, trained_model
+from fl_labelskew_plugins.machine.files import writing
 
 if TYPE_CHECKING:
     from fl_labelskew_plugins.trained.network import Trained

@@ -11,8 +11,8 @@ import click
 from fl_labelskew_registry import RunError
 
 from fl_labelskew_plugins.cli import table
-from fl_labelskew_plugins.cli.exits import writing
 from fl_labelskew_plugins.cli.options import DATA_SET, FILE, PATH, data_settings, trained_model
+from fl_labelskew_plugins.machine.files import writing
 from fl_labelskew_plugins.machine.text import counted
 
 if TYPE_CHECKING:

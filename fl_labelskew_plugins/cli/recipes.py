@@ -10,8 +10,8 @@ import click
 from fl_labelskew_registry import LabelSkewError, mistake
 
 from fl_labelskew_plugins.cli import completion, table
-from fl_labelskew_plugins.cli.exits import writing
 from fl_labelskew_plugins.cli.options import PATH
+from fl_labelskew_plugins.machine.files import writing
 from fl_labelskew_plugins.machine.text import wrapped
 from fl_labelskew_plugins.recipe import shipped
 

@@ -8,9 +8,8 @@ import click
 from fl_labelskew_registry import MistakesError, mistake
 
 from fl_labelskew_plugins.cli import table
-from fl_labelskew_plugins.cli.exits import writing
 from fl_labelskew_plugins.cli.options import FILE, PATH
-from fl_labelskew_plugins.machine.files import write_text
+from fl_labelskew_plugins.machine.files import write_text, writing
 from fl_labelskew_plugins.machine.text import clean
 
 if TYPE_CHECKING:

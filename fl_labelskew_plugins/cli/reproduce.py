@@ -7,9 +7,9 @@ import click
 from fl_labelskew_registry import LabelSkewError, RunError
 
 from fl_labelskew_plugins.cli import completion, cost, table
-from fl_labelskew_plugins.cli.exits import refuse_mpirun, writing
+from fl_labelskew_plugins.cli.exits import refuse_mpirun
 from fl_labelskew_plugins.cli.options import FOLDER, QUIET, SET
-from fl_labelskew_plugins.machine.files import write_text
+from fl_labelskew_plugins.machine.files import write_text, writing
 from fl_labelskew_plugins.machine.place import free_memory
 from fl_labelskew_plugins.machine.typed import resume_line
 

@@ -14,9 +14,8 @@ import click
 from fl_labelskew_registry import mistake
 
 from fl_labelskew_plugins.cli import completion, table
-from fl_labelskew_plugins.cli.exits import writing
 from fl_labelskew_plugins.cli.options import FILE, PATH, SET
-from fl_labelskew_plugins.machine.files import write_text
+from fl_labelskew_plugins.machine.files import write_text, writing
 from fl_labelskew_plugins.machine.text import clean, counted, few, wrapped
 
 if TYPE_CHECKING:

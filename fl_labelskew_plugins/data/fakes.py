@@ -7,10 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from fl_labelskew_registry import Arrays, Dataset, LabelSkewError, mistake
+from fl_labelskew_registry import Arrays, Dataset, mistake
 from numpy.typing import NDArray
 
 from fl_labelskew_plugins import seeds
+from fl_labelskew_plugins.machine.files import writing
 
 MARK = "labelskew-fake.json"  # in the folder of a fake copy
 ARRAYS = "labelskew-fake.npz"  # samples of a fake copy in our format
@@ -23,17 +24,16 @@ def whole(out: Path) -> Iterator[Path]:
     given, out = out, Path(os.path.abspath(out))
     part = out.with_name(f"{out.name}.partial-{os.getpid()}")
     try:
-        if os.path.lexists(out) and any(out.iterdir()):
-            raise mistake(given, "is not empty", "a new or empty folder")
-        part.mkdir(parents=True)
-        yield part
-        if os.path.isdir(out):  # keep the folder: it may be a current folder
-            for path in part.iterdir():
-                shutil.move(path, out)  # possibly to another disk
-        else:
-            part.replace(out)
-    except OSError as error:
-        raise LabelSkewError(f"{given}: cannot be written ({error.strerror or error})") from error
+        with writing(given):
+            if os.path.lexists(out) and any(out.iterdir()):
+                raise mistake(given, "is not empty", "a new or empty folder")
+            part.mkdir(parents=True)
+            yield part
+            if os.path.isdir(out):  # keep the folder: it may be a current folder
+                for path in part.iterdir():
+                    shutil.move(path, out)  # possibly to another disk
+            else:
+                part.replace(out)
     finally:
         shutil.rmtree(part, ignore_errors=True)
 

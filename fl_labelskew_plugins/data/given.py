@@ -10,13 +10,10 @@ from fl_labelskew_registry import Arrays, Data, Dataset, LabelSkewError
 from numpy.typing import NDArray
 
 from fl_labelskew_plugins.machine.text import clean
-from fl_labelskew_plugins.params import Params
 
 
 class GivenData(Dataset):
     """A data set in memory."""
-
-    Params = Params
 
     def __init__(self, data: Data) -> None:
         super().__init__()

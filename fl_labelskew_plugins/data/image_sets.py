@@ -36,8 +36,7 @@ class CINIC10(ImageFolder):
         "test": lambda name, i: f"test/{name}/cifar10-test-{i}.png",
     }
 
-    class Params(ImageParams):
-        """Parameters of cinic10."""
+    Params = ImageParams
 
 
 class TinyImageNet(ImageFolder):
@@ -83,9 +82,7 @@ class ImageNetSubset(ImageFolder):
         "train": lambda name, i: f"train/{name}/{name}_{i}.JPEG",
         "val": lambda name, i: f"val/{name}/ILSVRC2012_val_{i:08d}.JPEG",
     }
-
-    class Params(ImageParams):
-        image_size: int = Field(64, ge=1, le=1024, description="Height and width in pixels.")
+    Params = TinyImageNet.Params
 
 
 KVASIR = {  # folder: classes; 10,662 images in all
@@ -146,9 +143,7 @@ class ODIR(ImageFolder):
     fake_files: ClassVar = {
         "train": lambda name, i: f"preprocessed_images/{i // 2}_{'right' if i % 2 else 'left'}.jpg",
     }
-
-    class Params(ImageParams):
-        image_size: int = Field(128, ge=1, le=1024, description="Height and width in pixels.")
+    Params = HyperKvasir.Params
 
     def find(self, data_dir: Path, groups: Sequence[Path]) -> tuple[LabelledFiles, LabelledFiles | None]:
         table = data_dir / "full_df.csv"

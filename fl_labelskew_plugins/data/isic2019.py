@@ -12,7 +12,7 @@ import io
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
@@ -165,12 +165,12 @@ class ISIC2019(Dataset):
         wanted = wanted[~wanted.image.isin(unusable)]
         if wanted.empty:
             raise LabelSkewError(f"data set isic2019: {root} has no usable sample of {' and '.join(folds)}")
-        read = LesionReader(self.params.crop)
+        crop = self.params.crop
 
         def part(fold: str) -> Arrays:
             half = wanted[wanted.fold == fold]
             files = [str(root / PREPARED / f"{name}.jpg") for name in half.image]
-            images = Images(files, (3, read.crop, read.crop), read)
+            images = Images(files, (3, crop, crop), partial(read_lesion, crop=crop))
             return Arrays(images, np.array(half.target, np.int64), np.array(half.centre, np.int64))
 
         return Data(part("train"), part("test"), list(CLASSES), *IMAGENET, group_names=CENTRES)
@@ -280,35 +280,30 @@ def centre_of(picture: Image, crop: int) -> Image:
     return centre
 
 
-@dataclass(frozen=True)
-class LesionReader:
+def read_lesion(file: str, augment: bool, *, crop: int) -> Tensor:
     """Read a prepared image as ``(3, crop, crop)`` uint8: the centre, or augmented.
 
     Augmentation is FLamby's, with torchvision's transforms. The area around a rotated image is black; FLamby mirrors
     the image.
     """
+    from torchvision.transforms import v2
 
-    crop: int = 200
-
-    def __call__(self, file: str, augment: bool) -> Tensor:
-        from torchvision.transforms import v2
-
-        picture = pictures.opened(file)
-        if not augment:
-            centre: Tensor = v2.functional.pil_to_tensor(centre_of(picture, self.crop))
-            return centre
-        bilinear = v2.InterpolationMode.BILINEAR
-        affine = v2.RandomAffine(degrees=50.0, scale=(0.93, 1.07), shear=0.1, interpolation=bilinear)
-        steps = v2.Compose(
-            [
-                v2.RandomApply([affine]),
-                v2.RandomApply([v2.ColorJitter(brightness=0.15, contrast=0.1)]),
-                v2.RandomHorizontalFlip(),
-                v2.RandomVerticalFlip(),
-                v2.RandomCrop(self.crop, pad_if_needed=True),
-            ]
-        )
-        return with_holes(v2.functional.pil_to_tensor(steps(picture)))
+    picture = pictures.opened(file)
+    if not augment:
+        centre: Tensor = v2.functional.pil_to_tensor(centre_of(picture, crop))
+        return centre
+    bilinear = v2.InterpolationMode.BILINEAR
+    affine = v2.RandomAffine(degrees=50.0, scale=(0.93, 1.07), shear=0.1, interpolation=bilinear)
+    steps = v2.Compose(
+        [
+            v2.RandomApply([affine]),
+            v2.RandomApply([v2.ColorJitter(brightness=0.15, contrast=0.1)]),
+            v2.RandomHorizontalFlip(),
+            v2.RandomVerticalFlip(),
+            v2.RandomCrop(crop, pad_if_needed=True),
+        ]
+    )
+    return with_holes(v2.functional.pil_to_tensor(steps(picture)))
 
 
 def with_holes(pixels: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from fl_labelskew_registry import LabelSkewError, RunError, mistake
 from fl_labelskew_plugins.engine.globals import restored
 from fl_labelskew_plugins.ledgers import privacy
 from fl_labelskew_plugins.machine import log
-from fl_labelskew_plugins.machine.files import FULL, IRREGULAR
+from fl_labelskew_plugins.machine.files import FULL, IRREGULAR, writing
 from fl_labelskew_plugins.machine.place import launched, mpi_rank
 from fl_labelskew_plugins.machine.signals import interrupting, terminal_closed
 from fl_labelskew_plugins.machine.text import clean
@@ -210,10 +210,9 @@ def _go_back(folder: RunFolder, round: int, *, quiet: bool) -> None:
     """Go back permanently: each later ``--resume`` then continues from this round."""
     folder.hold()
     try:
-        if (line := folder.go_back(round)) and not quiet:
-            log.note(line)
-    except OSError as error:
-        raise LabelSkewError(f"--from-round {round}: {folder.path} cannot be written: {error.strerror}") from None
+        with writing(f"--from-round {round}: {folder.path}"):
+            if (line := folder.go_back(round)) and not quiet:
+                log.note(line)
     finally:
         folder.release()  # another process may write the run
 

@@ -73,6 +73,15 @@ def read_text(path: str | Path, errors: str = "strict") -> str:
 
 
 @contextmanager
+def writing(place: Path | str, more: str = "") -> Iterator[None]:
+    """Turn an OSError, such as a full disk, into a LabelSkewError that ends with ``more``."""
+    try:
+        yield
+    except OSError as error:
+        raise LabelSkewError(f"{place}: cannot be written: {error.strerror or error}{more}") from None
+
+
+@contextmanager
 def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
     """A new file, never a link or FIFO, that replaces ``path`` if the block succeeds."""
     part = path.with_name(path.name + ".part")

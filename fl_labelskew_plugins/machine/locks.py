@@ -26,7 +26,7 @@ from typing import Any
 
 from fl_labelskew_registry import LabelSkewError, RunError
 
-from fl_labelskew_plugins.machine.files import open_regular, read_bytes
+from fl_labelskew_plugins.machine.files import open_regular, read_bytes, writing
 from fl_labelskew_plugins.machine.text import clean
 
 NAME, NEXT = ".lock", ".lock.next"
@@ -70,10 +70,8 @@ def hold(folder: Path, *, patience: float = PATIENCE_S) -> Iterator[Lock]:
     pid = os.getpid()
     owner = {"pid": pid, "machine": socket.gethostname(), "here": _here(), "token": secrets.token_hex(8)}
     content = json.dumps(owner | _slurm()).encode()
-    try:
+    with writing(folder, "; use another folder"):
         handle = _acquire(folder, content, patience)
-    except OSError as error:
-        raise LabelSkewError(f"{folder}: cannot be written: {error.strerror}; use another folder") from None
     done = threading.Event()
 
     def touch() -> None:

@@ -1,5 +1,6 @@
 """Small convolutional networks of the papers. Parameter counts exclude the classifier."""
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -11,22 +12,18 @@ from fl_labelskew_plugins import params
 from fl_labelskew_plugins.models.base import FeatureNet, ImageNetwork, he_normal
 
 
-def conv_pool(channels: int, widths: Sequence[int], kernel: int, padding: int = 0) -> list[nn.Module]:
-    """Blocks of convolution, 2x2 max-pooling and ReLU, one for each of ``widths``.
+def conv_pool(
+    channels: int, sides: Sequence[int], widths: Sequence[int], kernel: int, padding: int = 0
+) -> tuple[list[nn.Module], Sequence[int]]:
+    """Blocks of convolution, 2x2 max-pooling and ReLU, one for each of ``widths``, and the ``sides`` of their outputs.
 
     ReLU after pooling gives the same values and gradients with a quarter of the work.
     """
     layers: list[nn.Module] = []
     for before, after in zip([channels, *widths], widths, strict=False):
         layers += [nn.Conv2d(before, after, kernel, padding=padding), nn.MaxPool2d(2), nn.ReLU()]
-    return layers
-
-
-def side_after(side: int, blocks: int, kernel: int, padding: int = 0) -> int:
-    """Side in pixels after :func:`conv_pool`."""
-    for _ in range(blocks):
-        side = (side + 2 * padding - kernel + 1) // 2
-    return side
+        sides = [(side + 2 * padding - kernel + 1) // 2 for side in sides]
+    return layers, sides
 
 
 class LeNet(ImageNetwork):
@@ -43,9 +40,9 @@ class LeNet(ImageNetwork):
         relu_features: bool = Field(True, description="Whether the features pass a ReLU.")
 
     def _body(self, channels: int, height: int, width: int) -> tuple[nn.Module, int]:
-        flat = 16 * side_after(height, 2, 5) * side_after(width, 2, 5)
+        layers, sides = conv_pool(channels, (height, width), [6, 16], 5)
         d = self.params.features
-        layers = [*conv_pool(channels, [6, 16], 5), nn.Flatten(), nn.Linear(flat, 120), nn.ReLU(), nn.Linear(120, d)]
+        layers += [nn.Flatten(), nn.Linear(16 * math.prod(sides), 120), nn.ReLU(), nn.Linear(120, d)]
         if self.params.relu_features:
             layers.append(nn.ReLU())
         return nn.Sequential(*layers), d
@@ -60,9 +57,8 @@ class TFCNN(ImageNetwork):
     name, smallest = "tfcnn", 18
 
     def _body(self, channels: int, height: int, width: int) -> tuple[nn.Module, int]:
-        flat = 64 * (side_after(height, 2, 3) - 2) * (side_after(width, 2, 3) - 2)
-        layers = [*conv_pool(channels, [32, 64], 3), nn.Conv2d(64, 64, 3), nn.ReLU()]
-        return nn.Sequential(*layers), flat
+        layers, (height, width) = conv_pool(channels, (height, width), [32, 64], 3)
+        return nn.Sequential(*layers, nn.Conv2d(64, 64, 3), nn.ReLU()), 64 * (height - 2) * (width - 2)
 
 
 class FedLCMNIST(ImageNetwork):
@@ -74,9 +70,8 @@ class FedLCMNIST(ImageNetwork):
     name, smallest = "fedlc_cnn_mnist", 16
 
     def _body(self, channels: int, height: int, width: int) -> tuple[nn.Module, int]:
-        flat = 20 * side_after(height, 2, 5) * side_after(width, 2, 5)
-        layers = [*conv_pool(channels, [10, 20], 5), nn.Flatten(), nn.Linear(flat, 50), nn.ReLU()]
-        return nn.Sequential(*layers), 50
+        layers, sides = conv_pool(channels, (height, width), [10, 20], 5)
+        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(20 * math.prod(sides), 50), nn.ReLU()), 50
 
 
 class FedLCCIFAR(ImageNetwork):
@@ -89,8 +84,8 @@ class FedLCCIFAR(ImageNetwork):
     name, smallest = "fedlc_cnn_cifar", 8
 
     def _body(self, channels: int, height: int, width: int) -> tuple[nn.Module, int]:
-        flat = 128 * side_after(height, 3, 3, 1) * side_after(width, 3, 3, 1)
-        return nn.Sequential(*conv_pool(channels, [128] * 3, 3, 1)), flat
+        layers, sides = conv_pool(channels, (height, width), [128] * 3, 3, 1)
+        return nn.Sequential(*layers), 128 * math.prod(sides)
 
 
 class FeCNN(ImageNetwork):
@@ -102,9 +97,8 @@ class FeCNN(ImageNetwork):
     name, smallest = "fecnn", 8
 
     def _body(self, channels: int, height: int, width: int) -> tuple[nn.Module, int]:
-        flat = 64 * side_after(height, 2, 5, 2) * side_after(width, 2, 5, 2)
-        layers = [*conv_pool(channels, [32, 64], 5, 2), nn.Flatten(), nn.Linear(flat, 2048), nn.ReLU()]
-        return nn.Sequential(*layers), 2048
+        layers, sides = conv_pool(channels, (height, width), [32, 64], 5, 2)
+        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * math.prod(sides), 2048), nn.ReLU()), 2048
 
 
 class SACNN(Network):

@@ -11,7 +11,6 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from fl_labelskew_plugins.machine.text import clean
-from fl_labelskew_plugins.params import Params
 
 
 class ModuleNetwork(Network):
@@ -21,8 +20,6 @@ class ModuleNetwork(Network):
     one output per class is the classifier, and must give the module's outputs. Raise LabelSkewError for a lazy layer
     without a shape.
     """
-
-    Params = Params
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()

@@ -7,13 +7,9 @@ import numpy as np
 from fl_labelskew_registry import LabelSkewError, Partitioner
 from numpy.typing import NDArray
 
-from fl_labelskew_plugins.params import Params
-
 
 class GivenPartition(Partitioner):
     """One index list per client."""
-
-    Params = Params
 
     def __init__(self, indices: Sequence[Sequence[int]]) -> None:
         super().__init__()

@@ -42,15 +42,16 @@ def text(session: Session, lines: Sequence[Mapping[str, Any]], result: Mapping[s
         "few_classes": ranged(held, "class", "classes") if held and min(held) < len(names) else "",
         "unseen": [names[c] for c in unseen],
     }
-    return _template().render(
+    return template(Path(__file__).with_name("card.md.j2")).render(
         facts, session=session, recipe=recipe, result=result, best=best, names=names, code=code, counted=counted
     )
 
 
 @cache
-def _template() -> Template:
+def template(file: Path) -> Template:
+    """A template of a Markdown page."""
     page = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
-    return page.from_string(Path(__file__).with_name("card.md.j2").read_text(encoding="utf-8"))
+    return page.from_string(file.read_text(encoding="utf-8"))
 
 
 def code(words: object) -> str:

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 from fl_labelskew_registry import mistake
-from jinja2 import Environment, StrictUndefined
 
 from fl_labelskew_plugins.data import table
 from fl_labelskew_plugins.data.fakes import whole
@@ -22,6 +21,7 @@ from fl_labelskew_plugins.machine.text import clean, counted
 from fl_labelskew_plugins.recipe import shipped, yaml
 from fl_labelskew_plugins.recipe.schema import json_schema
 from fl_labelskew_plugins.recipe.sections import LEAST_SUMMED
+from fl_labelskew_plugins.show.card import template
 
 Section = tuple[str, str, dict[str, Any]]  # comment, name, keys
 MAX_SILOS = 100
@@ -269,11 +269,9 @@ def _comment(text: str) -> str:
 
 
 def _finish(part: Path, data: OwnData, kind: str, ignored: Sequence[str], **facts: Any) -> None:
-    page = Environment(undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True)
-    readme = page.from_string(Path(__file__).with_name(f"{kind}.md.j2").read_text("utf-8"))
     example = "/data/table.csv" if data.dataset == "table" else "/data/pictures"
     place = clean(data.path or example, 4096)
-    facts |= {"data": shlex.quote(place), "example": example}
-    (part / "README.md").write_text(readme.render(facts), encoding="utf-8")
+    readme = template(Path(__file__).with_name(f"{kind}.md.j2")).render(facts, data=shlex.quote(place), example=example)
+    (part / "README.md").write_text(readme, encoding="utf-8")
     (part / ".gitignore").write_text("".join(f"{line}\n" for line in ignored), encoding="utf-8")
     (part / shipped.SCHEMA).write_text(json.dumps(json_schema(), indent=1) + "\n", encoding="utf-8")

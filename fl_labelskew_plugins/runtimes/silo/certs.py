@@ -23,7 +23,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fl_labelskew_registry import LabelSkewError, mistake
 
 from fl_labelskew_plugins.machine import log
-from fl_labelskew_plugins.machine.files import read_bytes
+from fl_labelskew_plugins.machine.files import read_bytes, writing
 from fl_labelskew_plugins.machine.text import clean, counted
 from fl_labelskew_plugins.recipe import addresses
 from fl_labelskew_plugins.runtimes.silo import keys
@@ -150,7 +150,7 @@ def new(
         what = f"{folder / 'server.pem'} exists already"
         raise mistake("--server", what, "`labelskew certs renew server` with --server")
     passphrase = Passphrase()
-    with keys.writing(folder):
+    with writing(folder):
         if "ca" in missing:
             secret = passphrase.get(folder / "ca.key", new=True) if encrypt else b""
             # authorities need distinct names, or certificates of one would be checked against the other
@@ -178,7 +178,7 @@ def renew(
     passphrase = Passphrase()
     authority = load_authority(folder, passphrase)
     secret = _secret(folder, passphrase, encrypt=encrypt)
-    with keys.writing(folder):
+    with writing(folder):
         (folder / OLD).mkdir(mode=0o700, exist_ok=True)
         for name in names:
             path = folder / f"{name}.pem"
@@ -276,7 +276,7 @@ def revoke(folder: Path, names: Sequence[str]) -> tuple[RevocationList, int]:
     if not added:
         return before, 0
     listed = RevocationList(before.number + 1, {**before.entries, **added})
-    with keys.writing(folder):
+    with writing(folder):
         keys.write(folder / REVOKED, _signed(listed, authority, key), 0o644)
     return listed, len(added)
 

@@ -30,7 +30,7 @@ from fl_labelskew_plugins.engine.client_state import Versions
 from fl_labelskew_plugins.engine.local import LocalResult, forms
 from fl_labelskew_plugins.ledgers.privacy import Ledger, SpentError
 from fl_labelskew_plugins.machine import log
-from fl_labelskew_plugins.machine.files import read_bytes, read_lines, read_text
+from fl_labelskew_plugins.machine.files import read_bytes, read_lines, read_text, writing
 from fl_labelskew_plugins.machine.text import clean, counted
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.recipe.network_file import portable
@@ -195,7 +195,7 @@ class LastUpload:
     def store(self, answer: str, result: LocalResult) -> None:
         """Replace the upload, before it is sent."""
         given, measures = json.dumps([*self.given, answer]), json.dumps(upload_meta(result))
-        with keys.writing(self.file, "; answers with noise need it"):
+        with writing(self.file, "; answers with noise need it"):
             metadata = {"answer": answer, "given": given, "measures": measures}
             save_atomic(upload_tensors(result, with_state=True), self.file, metadata)
 

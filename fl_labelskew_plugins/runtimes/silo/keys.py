@@ -175,15 +175,6 @@ def write(path: Path, content: bytes, mode: int) -> None:
         os.fsync(file.fileno())
 
 
-@contextlib.contextmanager
-def writing(path: Path, more: str = "") -> Iterator[None]:
-    """Turn errors of writing into LabelSkewErrors that end with ``more``."""
-    try:
-        yield
-    except OSError as error:
-        raise LabelSkewError(f"{path}: cannot be written: {error.strerror}{more}") from None
-
-
 def _terminal() -> bool:
     with contextlib.suppress(OSError):
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))

@@ -15,7 +15,7 @@ from fl_labelskew_registry import LabelSkewError, RunError, mistake
 
 from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.machine import log
-from fl_labelskew_plugins.machine.files import read_text, write_text
+from fl_labelskew_plugins.machine.files import read_text, write_text, writing
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.recipe.conflicts import quorum
@@ -23,7 +23,6 @@ from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.recipe.privacy import fewest_opened
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.folder import RunFolder
-from fl_labelskew_plugins.runtimes.silo import keys
 from fl_labelskew_plugins.runtimes.transport import Transport
 
 Answer = TypeVar("Answer")
@@ -385,6 +384,6 @@ def _excluded_in_run(folder: Path, rank: int) -> set[int]:
 
 
 def _write(folder: Path, known: set[int]) -> set[int]:
-    with keys.writing(folder / NAME):
+    with writing(folder / NAME):
         write_text(folder / NAME, json.dumps(sorted(known)) + "\n")
     return known

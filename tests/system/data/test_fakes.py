@@ -158,7 +158,7 @@ def test_mistakes(tmp_path):
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "file").write_text("")
     assert "full: is not empty" in error("fake", "mnist", "--out", tmp_path / "full")
-    assert "cannot be written (Not a directory)" in error("fake", "mnist", "--out", tmp_path / "full" / "file")
+    assert "cannot be written: Not a directory" in error("fake", "mnist", "--out", tmp_path / "full" / "file")
     assert error("fake", "digits", "--out", tmp_path / "x") == "data set Digits: no small copy can be written of it"
     lines = call("fake", "emnist", "--out", tmp_path / "x", "--set", "spit=1", "--set", "split=a", "--set", "b", code=2)
     assert lines.stderr.splitlines() == [

@@ -288,7 +288,7 @@ def test_nothing_is_overwritten_and_failures_leave_no_files(own, here, monkeypat
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(write, "_finish", full)
-    with pytest.raises(LabelSkewError, match=r"other: cannot be written \(No space left on device\)"):
+    with pytest.raises(LabelSkewError, match=r"other: cannot be written: No space left on device"):
         write.simulation(look(own / "flat"), here / "other")
     assert [path.name for path in here.iterdir()] == ["mine"]
 
