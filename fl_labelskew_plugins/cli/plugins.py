@@ -15,7 +15,7 @@ from fl_labelskew_registry.catalog import CONTRACTS
 from fl_labelskew_plugins.cli import completion, table
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.extras import PACKAGE
-from fl_labelskew_plugins.machine.text import clean, wrapped
+from fl_labelskew_plugins.machine.text import clean, failure, wrapped
 from fl_labelskew_plugins.surveys import measured
 
 
@@ -77,14 +77,13 @@ def paragraphs(docstring: str | None) -> Iterator[tuple[str, bool]]:
 
 def _deviations(plugin: Any) -> list[str]:
     from fl_labelskew_plugins.checked import checked
-    from fl_labelskew_plugins.recipe import mistakes
 
     if not hasattr(plugin, "deviations") or any(field.is_required() for field in plugin.Params.model_fields.values()):
         return []
     try:
         return list(checked(plugin()).deviations())
     except Exception as error:  # raised by another package
-        return [f"not available: {mistakes.failure(error)}"]
+        return [f"not available: {failure(error)}"]
 
 
 def _accuracies(name: str) -> list[str]:

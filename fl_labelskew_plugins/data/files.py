@@ -10,15 +10,10 @@ from fl_labelskew_registry import LabelSkewError, MistakesError, mistake
 from rich.filesize import decimal
 
 from fl_labelskew_plugins.machine.place import free_memory
-from fl_labelskew_plugins.machine.text import clean
+from fl_labelskew_plugins.machine.text import clean, failure
 
 MAX_SHOWN = 20  # data errors
 UNPACKED = 2**29  # bytes that a packed file may always unpack to
-
-
-def one_line(error: BaseException) -> str:
-    """An exception's text on one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 @contextmanager
@@ -38,9 +33,9 @@ def valid_file(path: Path, kind: str, use: str) -> Iterator[None]:
     except LabelSkewError:
         raise
     except OSError as error:
-        raise LabelSkewError(f"{path}: cannot be read ({error.strerror or one_line(error)})") from error
+        raise LabelSkewError(f"{path}: cannot be read ({error.strerror or failure(error)})") from error
     except Exception as error:  # libraries raise dozens of types
-        raise mistake(path, f"is not a valid {kind} ({clean(one_line(error))})", use) from error
+        raise mistake(path, f"is not a valid {kind} ({clean(failure(error))})", use) from error
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Data sets from Python objects."""
+"""Data sets and partitions from Python objects."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -6,19 +6,41 @@ from typing import Any
 
 import numpy as np
 import torch
-from fl_labelskew_registry import Arrays, Data, Dataset, LabelSkewError
+from fl_labelskew_registry import Arrays, Data, Dataset, LabelSkewError, Partitioner
 from numpy.typing import NDArray
 
 from fl_labelskew_plugins.machine.text import clean
 
 
+class GivenPartition(Partitioner):
+    """One index list per client."""
+
+    name = "given"
+
+    def __init__(self, indices: Sequence[Sequence[int]]) -> None:
+        super().__init__()
+        self.indices = [np.asarray(part) for part in indices]
+        self.description = f"{len(self.indices)} lists of indices"
+
+    def split(
+        self, labels: NDArray[Any], groups: NDArray[Any] | None, *, clients: int, rng: np.random.Generator
+    ) -> list[NDArray[Any]]:
+        if len(self.indices) != clients:
+            raise LabelSkewError(
+                f"partition: got {self.description} for {clients} clients; load the recipe with "
+                f"{{'train_args.client_num_in_total': {len(self.indices)}}}"
+            )
+        return self.indices
+
+
 class GivenData(Dataset):
     """A data set in memory."""
+
+    name = "given"
 
     def __init__(self, data: Data) -> None:
         super().__init__()
         self.data = data
-        self.name = "given"
         shape = tuple(data.train.x.shape[1:])
         parts = f"{len(data.train.y)} training and {len(data.test.y)} test samples"
         self.description = f"{parts} of shape {shape}, {len(data.class_names)} classes"

@@ -5,6 +5,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -188,13 +189,9 @@ class ImageFolder(Dataset):
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int | None) -> Data:
         """Split off a missing test part, unless ``seed`` is None."""
-        root, groups, train_samples, test_samples = self._parts(data_dir)
-        train_samples, test_samples = (
-            self.filter_classes(train_samples),
-            test_samples and self.filter_classes(test_samples),
-        )
-        names = self.names(train_samples, test_samples or [])
-        parts = [train_samples] if test_samples is None else [train_samples, test_samples]
+        root, groups, *samples = self._parts(data_dir)
+        parts = [self.filter_classes(part) for part in samples if part is not None]
+        names = self.names(*parts)
         ((kept, train), *others), fingerprint = self.decode_all(parts, names, root, groups)
         test = others[0][1] if others else picked(train, np.zeros(0, np.int64))
         if seed is not None and groups:
@@ -202,7 +199,7 @@ class ImageFolder(Dataset):
         elif seed is not None and not others:
             train, test = (picked(train, rows) for rows in self.split(kept, train.y, seed=seed, where=str(root)))
         data = self._data(train, test, names, groups, fingerprint)
-        layout = self.layout(groups, names, tests=test_samples is not None)
+        layout = self.layout(groups, names, tests=bool(others))
         return replace(data, notes={"layout.txt": f"{layout}\n"}) if groups else data
 
     def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
@@ -218,7 +215,7 @@ class ImageFolder(Dataset):
         if samples is None:
             return super().load_test(data_dir, download=download, seed=seed)
         samples = self.filter_classes(samples)
-        names = self.names(samples, [])
+        names = self.names(samples)
         ((_, test),), fingerprint = self.decode_all([samples], names, root, groups)
         return self._data(Arrays(test.x[:0], test.y[:0]), test, names, groups, fingerprint)
 
@@ -266,12 +263,12 @@ class ImageFolder(Dataset):
             )
         return [sample for sample in samples if sample[1] in chosen or sample[1] not in known]
 
-    def names(self, samples: LabelledFiles, others: LabelledFiles) -> list[str]:
-        """List all classes in label order. Raise LabelSkewError if a sample has another class."""
+    def names(self, *parts: LabelledFiles) -> list[str]:
+        """List all classes in label order; the first part is for training. Raise LabelSkewError for other classes."""
         given = self._named
-        names = sorted({name for _, name in samples}) if given is None else list(given)
+        names = sorted({name for _, name in parts[0]}) if given is None else list(given)
         known = set(names)
-        unknown = {name: path for path, name in reversed([*samples, *others]) if name not in known}
+        unknown = {name: path for path, name in reversed([*chain(*parts)]) if name not in known}
         kind, of = "class", f"classes of data set {self.name}; remove it"
         if given is None:
             kind, of = "test class", "classes in training; add a folder to training, or remove it from test"
@@ -320,8 +317,8 @@ class ImageFolder(Dataset):
         return decode(file, size=self.params.image_size, channels=self.params.channels)
 
     def broken(self, data_dir: Path | None) -> list[str]:
-        root, _, train, test = self._parts(data_dir)
-        files = [path for path, _ in [*self.filter_classes(train), *self.filter_classes(test or [])]]
+        root, _, *parts = self._parts(data_dir)
+        files = [path for part in parts for path, _ in self.filter_classes(part or [])]
         task = f"opening {len(files)} pictures of {root}"
         return [line for _, line in faults(lambda file: opened(file, draft=1), files, task)]
 

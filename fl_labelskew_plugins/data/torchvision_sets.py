@@ -16,9 +16,10 @@ from rich.filesize import decimal
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.data import fakes
-from fl_labelskew_plugins.data.files import one_line, readable
+from fl_labelskew_plugins.data.files import readable
 from fl_labelskew_plugins.data.npz import Npz
 from fl_labelskew_plugins.data.stats import Moments
+from fl_labelskew_plugins.machine.text import failure
 
 CLASSES_10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 NAMES_100 = """
@@ -127,7 +128,7 @@ class TorchvisionSet(Dataset):
                 getattr(datasets, self.kind)(str(data_dir), download=True, **options)
         except Exception as error:  # of the network, the disk or the archive
             raise LabelSkewError(
-                f"data set {self.kind}: the download to {data_dir} failed ({one_line(error)}); "
+                f"data set {self.kind}: the download to {data_dir} failed ({failure(error)}); "
                 f"get the files from {self.source.removesuffix(', or download: true')}"
             ) from error
 

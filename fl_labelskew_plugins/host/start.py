@@ -19,7 +19,7 @@ from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.engine import devices
 from fl_labelskew_plugins.machine.files import write_text
-from fl_labelskew_plugins.recipe.mistakes import failure
+from fl_labelskew_plugins.machine.text import failure
 from fl_labelskew_plugins.recipe.model import Recipe
 
 OWN_SECTIONS = ("partition_args", "method_args", "model_args", "client_specific_args", "privacy_args")

@@ -39,6 +39,11 @@ def clean(text: object, max_letters: int = 200) -> str:
     return "".join(letter if letter.isprintable() and letter not in BLANKS else "?" for letter in cut)
 
 
+def failure(error: BaseException) -> str:
+    """An exception's type and text on one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
 def csv_cell(value: object) -> object:
     """A value for a CSV file; an apostrophe precedes text like a formula (OWASP)."""
     formula = isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") and not NUMBER.fullmatch(value)

@@ -113,13 +113,6 @@ def check_parts(name: str, parts: Any, clients: int, samples: int) -> Parts:
     return Parts(owners, clients)
 
 
-def check_labels(part: str, labels: NDArray[np.int64], classes: int) -> None:
-    """Raise LabelSkewError unless all labels ``(N,)`` are ``0 .. classes - 1``."""
-    if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
-        got = f"{part} labels are {labels.min()} to {labels.max()}"
-        raise mistake("data set", got, f"labels from 0 to {classes - 1} with {classes} class names")
-
-
 def largest_remainder(total: int, weights: NDArray[np.int64]) -> NDArray[np.int64]:
     """``total`` items in exact proportion to integer ``weights`` ``(K,)``; ties go to the lower index."""
     if not weights.any():
@@ -161,8 +154,10 @@ def divide(data: Data, partitioner: Partitioner, *, clients: int, seed: int) -> 
     group. Otherwise they follow its class mix.
     """
     classes = len(data.class_names)
-    check_labels("training", data.train.y, classes)
-    check_labels("test", data.test.y, classes)
+    for part, y in (("training", data.train.y), ("test", data.test.y)):
+        if len(y) and not 0 <= y.min() <= y.max() < classes:
+            problem = f"{part} labels are {y.min()} to {y.max()}"
+            raise mistake("data set", problem, f"labels from 0 to {classes - 1} with {classes} class names")
     rng = seeds.numpy_generator(seed, "partition")
     parts = partitioner.split(data.train.y, data.train.groups, clients=clients, rng=rng)
     kind = type(partitioner)

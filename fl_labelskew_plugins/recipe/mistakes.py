@@ -13,7 +13,7 @@ from fl_labelskew_registry import MistakesError
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from fl_labelskew_plugins.machine.text import clean, counted
+from fl_labelskew_plugins.machine.text import clean, counted, failure
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 Schema = Mapping[str, Any]
@@ -140,21 +140,12 @@ def keys_of(model: type[BaseModel]) -> dict[str, Schema]:
     return properties
 
 
-def takes_any(model: type[BaseModel]) -> bool:
-    """Whether a parameter model accepts undeclared keys."""
-    return model.model_config.get("extra") == "allow"
-
-
-def failure(error: BaseException) -> str:
-    """Format a plugin's exception on one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
-
-
 def validate(model: type[ModelT], raw: Mapping[str, Any]) -> tuple[ModelT | None, dict[str, str]]:
     """Return the model of valid keys, or None, and an error message per wrong key."""
     wrong: dict[str, str] = {}
     schema = schema_of(model)
-    good = {key: value for key, value in raw.items() if takes_any(model) or key in schema.get("properties", {})}
+    takes_any = model.model_config.get("extra") == "allow"
+    good = {key: value for key, value in raw.items() if takes_any or key in schema.get("properties", {})}
     try:
         # pydantic accepts a JSON list for a tuple, but rejects '1' for a number
         return model.model_validate_json(json.dumps(good)), wrong

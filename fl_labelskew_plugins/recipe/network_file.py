@@ -26,10 +26,10 @@ from torch import nn
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.machine.files import read_bytes, read_pieces
-from fl_labelskew_plugins.machine.text import clean
+from fl_labelskew_plugins.machine.text import clean, failure
 from fl_labelskew_plugins.models.module import ModuleNetwork
 from fl_labelskew_plugins.params import IS_PATH
-from fl_labelskew_plugins.recipe.mistakes import failure, keys_of, unknown
+from fl_labelskew_plugins.recipe.mistakes import keys_of, unknown
 from fl_labelskew_plugins.recipe.model import Recipe
 
 TYPES = {"int": int, "float": float, "str": str, "bool": bool, "None": type(None)}

@@ -12,15 +12,7 @@ from fl_labelskew_registry import LabelSkewError, mistake
 from fl_labelskew_plugins.params import IS_PATH, absolute
 from fl_labelskew_plugins.recipe import compatibility, mistakes, plugins, policy, privacy, shipped, yaml
 from fl_labelskew_plugins.recipe.conflicts import column_conflicts, conflicts, data_conflicts
-from fl_labelskew_plugins.recipe.mistakes import (
-    Mistakes,
-    ModelT,
-    RecipeError,
-    clean_path,
-    keys_of,
-    quoted,
-    takes_any,
-)
+from fl_labelskew_plugins.recipe.mistakes import Mistakes, ModelT, RecipeError, clean_path, keys_of, quoted
 from fl_labelskew_plugins.recipe.model import ATTRIBUTES, EXPECTED, PARTS, PLUGGED, POLICY, SECTIONS, SILO, Recipe
 from fl_labelskew_plugins.recipe.sections import CommArgs, Expected, Policy, TrackingArgs, TrainArgs
 from fl_labelskew_plugins.recipe.sections import names as split
@@ -295,7 +287,7 @@ class _Check(Mistakes):
         base: Mapping[str, Any] | None = None,
     ) -> ModelT | None:
         known = keys or [*keys_of(model)]
-        if takes_any(model):
+        if model.model_config.get("extra") == "allow":
             known = [*known, *raw]
         self.unknown_keys(section, raw, known)
         args = self.validated(section, model, {**(base or {}), **{k: v for k, v in raw.items() if k in known}})

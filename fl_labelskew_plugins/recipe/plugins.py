@@ -8,15 +8,14 @@ from fl_labelskew_registry import Dataset, LabelSkewError, Method, Network, Part
 from torch import nn
 
 from fl_labelskew_plugins.checked import checked
-from fl_labelskew_plugins.data.given import GivenData, given_data
-from fl_labelskew_plugins.machine.text import clean
+from fl_labelskew_plugins.data.given import GivenData, GivenPartition, given_data
+from fl_labelskew_plugins.machine.text import clean, failure
 from fl_labelskew_plugins.methods import combined
 from fl_labelskew_plugins.models.module import ModuleNetwork
 from fl_labelskew_plugins.models.pretrained import AUTO, NONE
 from fl_labelskew_plugins.params import IS_PATH, Params, absolute
-from fl_labelskew_plugins.partition.given import GivenPartition
 from fl_labelskew_plugins.recipe import network_file
-from fl_labelskew_plugins.recipe.mistakes import Mistakes, closest, failure, keys_of, quoted, unknown
+from fl_labelskew_plugins.recipe.mistakes import Mistakes, closest, keys_of, quoted, unknown
 from fl_labelskew_plugins.recipe.sections import MethodArgs, ModelArgs, PluginArgs, code_at, is_code
 
 OBJECT_SECTIONS = {

@@ -15,8 +15,7 @@ from fl_labelskew_registry import LabelSkewError, TrackedRun, Tracker, catalog
 from fl_labelskew_plugins.engine.globals import restored
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.files import open_regular, read_lines
-from fl_labelskew_plugins.machine.text import clean
-from fl_labelskew_plugins.recipe.mistakes import failure
+from fl_labelskew_plugins.machine.text import clean, failure
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.runs.folder import RunFolder
 

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from fl_labelskew_plugins.machine import extras
 from fl_labelskew_plugins.machine.files import replacing
-from fl_labelskew_plugins.machine.text import clean
-from fl_labelskew_plugins.recipe.mistakes import failure
+from fl_labelskew_plugins.machine.text import clean, failure
 from fl_labelskew_plugins.runs.model_file import KEY, About
 from fl_labelskew_plugins.trained.network import Trained
 

@@ -19,7 +19,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from fl_labelskew_plugins.data.files import fits
 from fl_labelskew_plugins.engine.samples import normaliser
 from fl_labelskew_plugins.machine.place import free_memory
-from fl_labelskew_plugins.machine.text import clean, few
+from fl_labelskew_plugins.machine.text import clean, failure, few
 from fl_labelskew_plugins.models.module import Headed
 from fl_labelskew_plugins.recipe import mistakes
 from fl_labelskew_plugins.recipe.network_file import find
@@ -215,7 +215,7 @@ def build(network: Network, shape: tuple[int, ...], classes: int, weights: Weigh
         except LabelSkewError:
             raise
         except Exception as error:  # of any plugin, or for extreme sizes
-            raise LabelSkewError(f"{where}: its network cannot be built: {clean(mistakes.failure(error))}") from error
+            raise LabelSkewError(f"{where}: its network cannot be built: {clean(failure(error))}") from error
     check(module, weights, where)
     module.load_state_dict(weights)
     return (module.whole() if isinstance(module, Headed) else module).eval()
