@@ -10,8 +10,7 @@ from fl_labelskew_plugins.cli import completion, cost, table
 from fl_labelskew_plugins.cli.exits import refuse_mpirun
 from fl_labelskew_plugins.cli.options import FOLDER, QUIET, SET
 from fl_labelskew_plugins.machine.files import write_text, writing
-from fl_labelskew_plugins.machine.place import free_memory
-from fl_labelskew_plugins.machine.typed import resume_line
+from fl_labelskew_plugins.machine.place import free_memory, resume_line
 
 
 def _named(recipes: tuple[str, ...]) -> dict[str, Path]:

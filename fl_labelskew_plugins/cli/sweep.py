@@ -13,7 +13,7 @@ from fl_labelskew_plugins.cli import cost
 from fl_labelskew_plugins.cli.exits import refuse_mpirun
 from fl_labelskew_plugins.cli.options import FOLDER, HOST, PATH, QUIET, overrides
 from fl_labelskew_plugins.cli.report import shown
-from fl_labelskew_plugins.machine.typed import resume_line
+from fl_labelskew_plugins.machine.place import resume_line
 
 if TYPE_CHECKING:
     from fl_labelskew_plugins.studies.sweep.plan import Planned

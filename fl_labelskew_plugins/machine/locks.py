@@ -20,7 +20,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,37 +42,32 @@ class HeldError(LabelSkewError):
         self.holder = holder
 
 
-class Lock:
-    """A lock held by this process."""
-
-    def __init__(self, folder: Path, content: bytes) -> None:
-        self._folder, self._content = folder, content
-
-    def check(self) -> None:
-        """Raise RunError if another process took over the lock, such as after a suspension."""
-        content = _content(self._folder / NAME)
-        if content == self._content:
-            return
-        problem = f"its {NAME} is missing, perhaps because it was removed"
-        if content is not None:
-            problem = f"{_holder(content)} has taken over this run, because this process was suspended"
-        raise RunError(f"{self._folder}: {problem}; this process writes nothing more to the folder")
-
-
 def belongs(name: str) -> bool:
     """Whether a file is a lock, a future lock, or NFS's remainder of one."""
     return name == NAME or name.startswith((f"{NAME}.", ".nfs"))
 
 
 @contextlib.contextmanager
-def hold(folder: Path, *, patience: float = PATIENCE_S) -> Iterator[Lock]:
-    """Hold a folder's lock; raise HeldError after ``patience`` seconds, LabelSkewError if it is not writable."""
+def hold(folder: Path, *, patience: float = PATIENCE_S) -> Iterator[Callable[[], None]]:
+    """Hold a folder's lock; raise HeldError after ``patience`` seconds, LabelSkewError if it is not writable.
+
+    Yields a function that raises RunError if another process took over the lock, such as after a suspension.
+    """
     pid = os.getpid()
     owner = {"pid": pid, "machine": socket.gethostname(), "here": _here(), "token": secrets.token_hex(8)}
     content = json.dumps(owner | _slurm()).encode()
     with writing(folder, "; use another folder"):
         handle = _acquire(folder, content, patience)
     done = threading.Event()
+
+    def check() -> None:
+        found = _content(folder / NAME)
+        if found == content:
+            return
+        problem = f"its {NAME} is missing, perhaps because it was removed"
+        if found is not None:
+            problem = f"{_holder(found)} has taken over this run, because this process was suspended"
+        raise RunError(f"{folder}: {problem}; this process writes nothing more to the folder")
 
     def touch() -> None:
         while not done.wait(LEASE_S / 6):
@@ -82,7 +77,7 @@ def hold(folder: Path, *, patience: float = PATIENCE_S) -> Iterator[Lock]:
     beat = threading.Thread(target=touch, daemon=True, name=f"lock of {folder}")
     beat.start()
     try:
-        yield Lock(folder, content)
+        yield check
     finally:
         done.set()
         beat.join()

@@ -1,12 +1,17 @@
-"""Rank, cores and memory of this process."""
+"""Rank, cores, memory and command of this process."""
 
 import contextlib
 import os
+import shlex
+import shutil
+import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 RANKS = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"), ("PMIX_RANK", "SLURM_NTASKS"))
 """Variables of Open MPI, MPICH and Slurm with rank and number of processes."""
 LAUNCHER = "FL_LABELSKEW_LAUNCHER"  # environment variable with the socket of runtimes/mpi/launch.py
+RESUME = "FL_LABELSKEW_RESUME"  # environment variable with the parent's resume_line
 
 
 def mpi_rank() -> tuple[int, int] | None:
@@ -61,3 +66,16 @@ def proc_entry(file: str, name: str) -> str:
 def launched() -> bool:
     """Whether :mod:`.runtimes.mpi.launch` started this rank."""
     return LAUNCHER in os.environ
+
+
+def resume_line(words: Iterable[str]) -> str:
+    """``to resume:`` and the command; in a child process, its parent's."""
+    return os.environ.get(RESUME) or f"to resume: {shlex.join([program(), *words])}"
+
+
+def program() -> str:
+    """``fedml`` or ``labelskew``, with its folder if the shell needs it."""
+    typed = Path(sys.argv[0])
+    if typed.name not in ("fedml", "labelskew"):
+        return "labelskew"  # called from Python
+    return typed.name if shutil.which(typed.name) == str(typed) or len(typed.parts) == 1 else str(typed)

@@ -7,7 +7,7 @@ import os
 import shutil
 import socket
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ class RunFolder(RunReader):
         self.states = path / "checkpoint" / "clients"
         self.best = path / "best.safetensors"
         self._stack = contextlib.ExitStack()
-        self._lock: locks.Lock | None = None
+        self._check_lock: Callable[[], None] | None = None
         self._facts: dict[str, Any] = {"process": os.getpid(), "machine": socket.gethostname(), "began": utc()}
 
     def moments(self) -> Moments | None:
@@ -125,26 +125,26 @@ class RunFolder(RunReader):
 
     def hold(self, *, patience: float = locks.PATIENCE_S) -> None:
         """Lock the folder until :meth:`release`, see :func:`.locks.hold`."""
-        if self._lock is None:
+        if self._check_lock is None:
             self.create()
-            self._lock = self._stack.enter_context(locks.hold(self.path, patience=patience))
+            self._check_lock = self._stack.enter_context(locks.hold(self.path, patience=patience))
 
     def release(self) -> None:
         """Unlock the folder, if this process holds it."""
-        self._lock = None
+        self._check_lock = None
         self._stack.close()
 
     def still_held(self) -> None:
         """Raise RunError if another process has taken over the folder."""
-        if self._lock is not None:
-            self._lock.check()
+        if self._check_lock is not None:
+            self._check_lock()
 
     def set_status(self, **facts: Any) -> None:
         """Add facts to the run's status; write it if this process holds the folder."""
         with contextlib.suppress(RunError):
             self.still_held()
             self._facts |= facts
-            if self._lock is not None:
+            if self._check_lock is not None:
                 with contextlib.suppress(OSError):
                     text = json.dumps({**self._facts, "time": utc()}, indent=1) + "\n"
                     write_text(self.path / status.NAME, text)

@@ -8,7 +8,7 @@ from pathlib import Path
 from fl_labelskew_registry import LabelSkewError
 
 from fl_labelskew_plugins.machine import log
-from fl_labelskew_plugins.machine.typed import RESUME, resume_line
+from fl_labelskew_plugins.machine.place import RESUME, resume_line
 from fl_labelskew_plugins.runs.progress import PAUSE, Pause
 
 

@@ -21,9 +21,8 @@ from pathlib import Path
 from fl_labelskew_registry import LabelSkewError, RunError, mistake
 
 from fl_labelskew_plugins.machine.extras import OPEN_MPI
-from fl_labelskew_plugins.machine.place import LAUNCHER, RANKS, mpi_rank
+from fl_labelskew_plugins.machine.place import LAUNCHER, RANKS, RESUME, mpi_rank
 from fl_labelskew_plugins.machine.signals import ENDING, handled, terminal_closed
-from fl_labelskew_plugins.machine.typed import RESUME
 
 ABORT_STEP = 2  # seconds in which mpirun lets other ranks end after a rank's death
 TERMINATE_AFTER, KILL_AFTER = 5.0, 8.0  # seconds for the server's checkpoint, and for mpirun to end by itself

@@ -18,11 +18,11 @@ HOLD = """
 import pathlib, sys, time
 from fl_labelskew_plugins.machine import locks
 locks.LEASE_S = float(sys.argv[2])
-with locks.hold(pathlib.Path(sys.argv[1])) as lock:
+with locks.hold(pathlib.Path(sys.argv[1])) as check:
     print("held", flush=True)
     sys.stdin.readline()
     try:
-        lock.check()
+        check()
     except Exception as error:
         print(error, flush=True)
 """
@@ -53,8 +53,8 @@ def test_a_second_process_is_refused_until_the_first_ends(tmp_path):
     first.kill()
     os.waitid(os.P_PID, first.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and has its number still
     assert locks.held_by(tmp_path) == ""
-    with locks.hold(tmp_path) as lock:
-        lock.check()
+    with locks.hold(tmp_path) as check:
+        check()
         assert locks.held_by(tmp_path) == f"process {os.getpid()}"
     first.wait()
     assert not list(tmp_path.iterdir())
@@ -76,10 +76,10 @@ def test_another_machine_loses_its_lock_when_it_stops(tmp_path, monkeypatch):
     while locks.held_by(tmp_path):
         assert time.monotonic() < stopped + 20
     assert time.monotonic() - stopped > lease / 2
-    with locks.hold(tmp_path) as lock:
+    with locks.hold(tmp_path) as check:
         os.kill(inner, signal.SIGCONT)
         said, _ = far.communicate("\n", timeout=20)  # it has awoken, and looks before it writes
-        lock.check()
+        check()
         words = "process [0-9]+ has taken over this run, because this process was suspended; this process"
         assert re.search(f"{tmp_path}: {words}", said)
     assert not list(tmp_path.iterdir())
@@ -113,8 +113,8 @@ def test_a_process_that_ended_during_a_takeover_does_not_block(tmp_path):
         (tmp_path / name).write_text("{}")
         os.utime(tmp_path / name, (LONG_AGO, LONG_AGO))
     assert locks.belongs(locks.NEXT)
-    with locks.hold(tmp_path) as lock:
-        lock.check()
+    with locks.hold(tmp_path) as check:
+        check()
     assert not list(tmp_path.iterdir())
 
 
@@ -135,12 +135,12 @@ def test_only_one_of_many_processes_takes_over_a_stale_lock(tmp_path):
             for _ in range(8):
                 threads.submit(take)
         ((lock, stack),) = filter(None, held)
-        lock.check()
+        check()
         if turn % 2:  # the holder is stopped, on another machine
             (tmp_path / locks.NAME).write_text("{}")
             os.utime(tmp_path / locks.NAME, (LONG_AGO, LONG_AGO))
             with locks.hold(tmp_path), pytest.raises(RunError, match="has taken over this run"):
-                lock.check()
+                check()
         stack.close()
         assert not list(tmp_path.iterdir())
 
@@ -177,10 +177,10 @@ def test_a_full_disk_or_a_missing_folder_is_one_line_and_leaves_no_lock(tmp_path
 def test_a_forked_process_keeps_the_lock(tmp_path):
     child = 1
     try:
-        with locks.hold(tmp_path) as lock:
+        with locks.hold(tmp_path) as check:
             if child := os.fork():
                 os.waitpid(child, 0)
-                lock.check()
+                check()
     finally:
         if not child:
             os._exit(0)
