@@ -134,7 +134,7 @@ def test_only_one_of_many_processes_takes_over_a_stale_lock(tmp_path):
         with ThreadPoolExecutor(8) as threads:
             for _ in range(8):
                 threads.submit(take)
-        ((lock, stack),) = filter(None, held)
+        ((check, stack),) = filter(None, held)
         check()
         if turn % 2:  # the holder is stopped, on another machine
             (tmp_path / locks.NAME).write_text("{}")
