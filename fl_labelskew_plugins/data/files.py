@@ -86,9 +86,8 @@ def only_file(data_dir: Path | None, file: str | None, endings: Sequence[str], n
             available = [path.name for path in data_dir.iterdir() if path.name[0] != "."]
         names = sorted(name for name in available if name.lower().endswith(tuple(endings)))
         if file is None and len(names) != 1:
-            raise LabelSkewError(
-                f"data set {name}: {data_dir} has {len(names)} {kinds} files; name one of them in data_args.file"
-            )
+            problem = f"{data_dir} has {len(names)} {kinds} files"
+            raise LabelSkewError(f"data set {name}: {problem}; name one of them in data_args.file")
         path = data_dir / (file or names[0])
     if not os.path.isfile(path):
         problem = "is a folder" if os.path.isdir(path) else "does not exist"

@@ -26,9 +26,9 @@ class GivenPartition(Partitioner):
         self, labels: NDArray[Any], groups: NDArray[Any] | None, *, clients: int, rng: np.random.Generator
     ) -> list[NDArray[Any]]:
         if len(self.indices) != clients:
+            change = {"train_args.client_num_in_total": len(self.indices)}
             raise LabelSkewError(
-                f"partition: got {self.description} for {clients} clients; load the recipe with "
-                f"{{'train_args.client_num_in_total': {len(self.indices)}}}"
+                f"partition: got {self.description} for {clients} clients; load the recipe with {change}"
             )
         return self.indices
 
@@ -62,10 +62,8 @@ def given_data(given: object) -> Data:
     elif isinstance(given, tuple | list) and len(given) == 2:
         train, test = given
     else:
-        raise LabelSkewError(
-            f"dataset: {type(given).__name__} is not a pair of a training and a test part; give (train, test), each of "
-            "them (x, y) or a torch Dataset with targets"
-        )
+        use = "give (train, test), each of them (x, y) or a torch Dataset with targets"
+        raise LabelSkewError(f"dataset: {type(given).__name__} is not a pair of a training and a test part; {use}")
     parts = [_part("training", train), _part("test", test)]
     shapes = [part.x.shape[1:] for part in parts]
     if shapes[0] != shapes[1]:
@@ -93,10 +91,8 @@ def _part(which: str, part: Any) -> Arrays:
     if x.dtype.kind not in "buif":
         raise LabelSkewError(f"dataset: the {which} part's samples are {x.dtype}, not numbers; give numeric arrays")
     if x.ndim < 2 or y.shape != (len(x),):
-        raise LabelSkewError(
-            f"dataset: the {which} part has samples of shape {x.shape} and labels of shape {y.shape}; give (N, ...) "
-            "and (N,)"
-        )
+        problem = f"samples of shape {x.shape} and labels of shape {y.shape}"
+        raise LabelSkewError(f"dataset: the {which} part has {problem}; give (N, ...) and (N,)")
     if not np.issubdtype(y.dtype, np.integer) or y.min() < 0:
         raise LabelSkewError(f"dataset: the {which} part's labels are not class numbers; use integers from 0")
     if x.dtype != np.uint8:
@@ -106,10 +102,8 @@ def _part(which: str, part: Any) -> Arrays:
 
 def _stacked(which: str, samples: Sequence[Any]) -> NDArray[Any]:
     if others := {type(sample).__name__ for sample in samples if not isinstance(sample, torch.Tensor | np.ndarray)}:
-        raise LabelSkewError(
-            f"dataset: the {which} part's samples are of type {min(others)}; give the Dataset a transform to tensors, "
-            "such as torchvision.transforms.ToTensor()"
-        )
+        use = "give the Dataset a transform to tensors, such as torchvision.transforms.ToTensor()"
+        raise LabelSkewError(f"dataset: the {which} part's samples are of type {min(others)}; {use}")
     if len(shapes := {tuple(sample.shape) for sample in samples}) > 1:
         raise LabelSkewError(f"dataset: the {which} part's samples have {len(shapes)} shapes; resize them to one")
     return np.stack([_array(sample) for sample in samples]) if samples else np.zeros(0)

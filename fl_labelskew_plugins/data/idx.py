@@ -56,9 +56,7 @@ class MNIST(TorchvisionSet):
     endings = (".gz", "")
     files = idx_files({"train": "train", "test": "t10k"}, (60_000, 10_000))
     shape = (1, 28, 28)
-    source = (
-        "torchvision.datasets.MNIST or https://ossci-datasets.s3.amazonaws.com/mnist/, about 11 MB, or download: true"
-    )
+    published = "https://ossci-datasets.s3.amazonaws.com/mnist/, about 11 MB"
     class_names = tuple("0123456789")
     moments = ((0.1307,), (0.3081,))
     first_label: int = 0  # label of class 0 in the files
@@ -89,9 +87,8 @@ class FashionMNIST(MNIST):
     default_dir = "/usr/share/datasets/fashion-mnist"
     kind = "FashionMNIST"
     below = "FashionMNIST/raw"
-    source = (
-        "apt-get install dataset-fashion-mnist, torchvision.datasets.FashionMNIST or "
-        "https://github.com/zalandoresearch/fashion-mnist, about 30 MB, or download: true"
+    published = (
+        "https://github.com/zalandoresearch/fashion-mnist, about 30 MB, or apt install dataset-fashion-mnist"
     )
     class_names = tuple(FASHION.split(", "))
     moments = ((0.2860,), (0.3530,))
@@ -117,10 +114,7 @@ class EMNIST(MNIST):
 
     kind = "EMNIST"
     below = "EMNIST/raw"
-    source = (
-        "torchvision.datasets.EMNIST or https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip, about 560 MB, "
-        "or download: true"
-    )
+    published = "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip, about 560 MB"
     moments = ((0.1736,), (0.3317,))  # commonly used, of byclass
 
     class Params(Params):

@@ -257,10 +257,8 @@ class ImageFolder(Dataset):
         if known is None or chosen is None:
             return samples
         if unknown := [name for name in chosen if name not in known]:
-            raise LabelSkewError(
-                f"data_args.class_names: {unknown[0]!r} is not a class of data set {self.name}; "
-                f"allowed: {', '.join(known)}"
-            )
+            problem = f"{unknown[0]!r} is not a class of data set {self.name}"
+            raise LabelSkewError(f"data_args.class_names: {problem}; allowed: {', '.join(known)}")
         return [sample for sample in samples if sample[1] in chosen or sample[1] not in known]
 
     def names(self, *parts: LabelledFiles) -> list[str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-from fl_labelskew_registry import LabelSkewError, mistake
+from fl_labelskew_registry import mistake
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -152,10 +152,8 @@ class ODIR(ImageFolder):
             for row in csv.DictReader(file):
                 image, label = row.get("filename") or "", re.fullmatch(r"\['([NDGCAHMO])'\]", row.get("labels") or "")
                 if label is None or not re.fullmatch(r"\d+_(left|right)\.jpg", image):
-                    raise LabelSkewError(
-                        f"{table}: image {image!r} has labels {row.get('labels')!r}; "
-                        "use names such as 0_right.jpg and labels such as ['N']"
-                    )
+                    problem = f"image {image!r} has labels {row.get('labels')!r}"
+                    raise mistake(table, problem, "names such as 0_right.jpg and labels such as ['N']")
                 samples.append((data_dir / "preprocessed_images" / image, label[1]))
         if not samples:
             raise mistake(table, "has no images", "rows with filename and labels")

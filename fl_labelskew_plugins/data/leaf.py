@@ -51,18 +51,15 @@ class Leaf(Dataset):
 
     def files(self, data_dir: Path | None, part: str) -> list[Path]:
         if data_dir is None:
-            raise LabelSkewError(
-                f"data set {self.name}: data_args.data_cache_dir is not set; set it to LEAF's folder with train/*.json "
-                f"and test/*.json, from {self.source}"
-            )
+            use = f"LEAF's folder with train/*.json and test/*.json, from {self.source}"
+            raise LabelSkewError(f"data set {self.name}: data_args.data_cache_dir is not set; set it to {use}")
         for folder in (data_dir / part, data_dir / "data" / part):
             with readable(str(folder)):
                 names = sorted(os.listdir(folder)) if folder.is_dir() else []
             if files := [folder / name for name in names if name.endswith(".json") and name[0] != "."]:
                 return files
-        raise LabelSkewError(
-            f"data set {self.name}: no {part}/*.json in {data_dir}; LEAF writes them, from {self.source}"
-        )
+        problem = f"no {part}/*.json in {data_dir}"
+        raise LabelSkewError(f"data set {self.name}: {problem}; LEAF writes them, from {self.source}")
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
         for part in PARTS:

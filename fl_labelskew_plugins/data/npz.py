@@ -165,10 +165,8 @@ class Npz(Dataset):
             parts = [picked(parts[0], r) for r in rows]
         train, test = parts
         if train.x.shape[1:] != test.x.shape[1:] or train.x.dtype != test.x.dtype:
-            raise LabelSkewError(
-                f"{path}: x_train has {train.x.dtype} samples of shape {train.x.shape[1:]} and x_test {test.x.dtype} "
-                f"of shape {test.x.shape[1:]}; use the same for both"
-            )
+            forms = [f"{part.x.dtype} samples of shape {part.x.shape[1:]}" for part in parts]
+            raise mistake(path, f"x_train has {forms[0]} and x_test {forms[1]}", "the same for both")
         names = self.class_names(path, np.concatenate([train.y, test.y]), classes)
         mean, std = moments(train.x)
         return Data(train, test, names, mean=mean, std=std, fingerprint=digest(read, names), group_names=groups)

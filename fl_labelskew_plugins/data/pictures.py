@@ -48,9 +48,8 @@ def opened(file: str | Path | IO[bytes], mode: Literal["L", "RGB"] = "RGB", *, d
             if image.mode[0] in "IF":  # more than 8 bits, which convert() would clip at 255
                 _, high = cast("tuple[float, float]", image.getextrema())
                 if high > 255 or (image.mode == "F" and high <= 1):
-                    raise LabelSkewError(
-                        f"{where}: is not an 8-bit image (its values go up to {high:g}); scale it to 0..255"
-                    )
+                    problem = f"is not an 8-bit image (its values go up to {high:g})"
+                    raise LabelSkewError(f"{where}: {problem}; scale it to 0..255")
             converted: Image.Image = image.convert(mode)
             return converted
     except LabelSkewError:

@@ -56,9 +56,8 @@ def header(path: Path) -> list[str]:
     if not names:
         raise mistake(path, "is empty", "a first line with the column names, and one row per sample")
     if len(names) > MAX_COLUMNS:
-        raise mistake(
-            path, f"has {len(names)} columns", f"at most {MAX_COLUMNS} columns, or an .npz archive (data set npz)"
-        )
+        use = f"at most {MAX_COLUMNS} columns, or an .npz archive (data set npz)"
+        raise mistake(path, f"has {len(names)} columns", use)
     if "" in names:
         raise mistake(path, f"column {names.index('') + 1} has no name", "a first line with a name for each column")
     if duplicates := repeated(names):
@@ -450,9 +449,8 @@ class Table(Dataset):
         if isinstance(categorical, dict) and column.name in categorical:
             categories = categorical[str(column.name)]
             if unknown := [text for text in ordered(texts(column)) if text not in categories]:
-                raise mistake(
-                    where, f"contains {few(unknown)}, which data_args.categorical omits", f"one of {few(categories)}"
-                )
+                problem = f"contains {few(unknown)}, which data_args.categorical omits"
+                raise mistake(where, problem, f"one of {few(categories)}")
         elif parse_numbers(column, where) is None:
             if categorical != "one_hot":
                 use = "data_args.categorical: one_hot, or data_args.features without this column"

@@ -44,7 +44,11 @@ class TorchvisionSet(Dataset):
     shape: ClassVar[tuple[int, int, int]]  # (channels, height, width) of a sample
     class_names: tuple[str, ...]
     moments: ClassVar[Moments]
+    published: ClassVar[str]  # address and size of the files
     Params = params.Params
+
+    def __init_subclass__(cls) -> None:
+        cls.source = f"torchvision.datasets.{cls.kind} or {cls.published}, or download: true"
 
     def part(self, files: Mapping[str, Path], part: str) -> Arrays:
         """Read and check one part, ``train`` or ``test``."""
@@ -127,10 +131,9 @@ class TorchvisionSet(Dataset):
             for options in self.downloads:
                 getattr(datasets, self.kind)(str(data_dir), download=True, **options)
         except Exception as error:  # of the network, the disk or the archive
-            raise LabelSkewError(
-                f"data set {self.kind}: the download to {data_dir} failed ({failure(error)}); "
-                f"get the files from {self.source.removesuffix(', or download: true')}"
-            ) from error
+            problem = f"the download to {data_dir} failed ({failure(error)})"
+            source = self.source.removesuffix(", or download: true")
+            raise LabelSkewError(f"data set {self.kind}: {problem}; get the files from {source}") from error
 
     def unpublished(self, path: Path) -> LabelSkewError:
         problem = "is not the published file (its MD5 sum differs), and was not read"
@@ -150,10 +153,7 @@ class CIFAR10(TorchvisionSet):
     below = "cifar-10-batches-py"
     files: Mapping[str, Mapping[str, str]] = {"train": BATCHES, "test": BATCHES}  # torchvision reads them together
     shape = (3, 32, 32)
-    source = (
-        "torchvision.datasets.CIFAR10 or https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz, 171 MB, "
-        "or download: true"
-    )
+    published = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz, 171 MB"
     class_names: tuple[str, ...] = CLASSES_10
     moments = ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))  # commonly used, of the training part
 
@@ -182,10 +182,7 @@ class CIFAR100(CIFAR10):
     files: Mapping[str, Mapping[str, str]] = {
         part: {"train": "155.2 MB", "test": "31.0 MB", "meta": "any"} for part in ("train", "test")
     }
-    source = (
-        "torchvision.datasets.CIFAR100 or https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz, 169 MB, "
-        "or download: true"
-    )
+    published = "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz, 169 MB"
     class_names = tuple(NAMES_100.split())
     moments = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
 
@@ -203,7 +200,7 @@ class SVHN(TorchvisionSet):
     }
     downloads = ({"split": "train"}, {"split": "test"})
     shape = (3, 32, 32)
-    source = "torchvision.datasets.SVHN or http://ufldl.stanford.edu/housenumbers/, 182 and 64 MB, or download: true"
+    published = "http://ufldl.stanford.edu/housenumbers/, 182 and 64 MB"
     class_names = tuple("0123456789")
     moments = ((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970))  # commonly used, of the training part
 

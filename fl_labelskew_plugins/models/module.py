@@ -67,9 +67,8 @@ class ModuleNetwork(Network):
                 actual, expected = split(samples), original(samples)
         except Exception as error:  # a user's module may raise anything
             first = clean(next(iter(str(error).splitlines()), type(error).__name__))
-            raise LabelSkewError(
-                f"model: {self.name} does not accept samples of shape {tuple(shape)}: {first}"
-            ) from error
+            problem = f"does not accept samples of shape {tuple(shape)}: {first}"
+            raise LabelSkewError(f"model: {self.name} {problem}") from error
         if actual.shape != expected.shape or not torch.allclose(actual, expected, equal_nan=True):
             raise LabelSkewError(
                 f"model: {self.name} does not return the output of {whole.path}, its last Linear layer with an output "

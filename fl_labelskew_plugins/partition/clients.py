@@ -105,10 +105,8 @@ def check_parts(name: str, parts: Any, clients: int, samples: int) -> Parts:
             got = f"client {k} has sample {values[times > 1][0]} twice"
             raise mistake(f"partitioner {name}", got, "every index once")
         if (shared := values[owners[values] >= 0]).size:
-            raise LabelSkewError(
-                f"partitioner {name}: sample {shared[0]} is in clients {owners[shared[0]]} and {k}; give it to one of "
-                "them"
-            )
+            problem = f"sample {shared[0]} is in clients {owners[shared[0]]} and {k}"
+            raise LabelSkewError(f"partitioner {name}: {problem}; give it to one of them")
         owners[values] = k
     return Parts(owners, clients)
 

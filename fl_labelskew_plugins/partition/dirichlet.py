@@ -4,7 +4,7 @@ FedLC, ICML 2022, section 5.1; also FedShift.
 """
 
 import numpy as np
-from fl_labelskew_registry import LabelSkewError, mistake
+from fl_labelskew_registry import mistake
 from pydantic import Field
 
 from fl_labelskew_plugins.params import Params
@@ -64,10 +64,8 @@ def dirichlet(
         if totals.min() >= min_samples:
             break
     else:
-        raise LabelSkewError(
-            f"partition dirichlet: no draw of {MAX_DRAWS} gave each of {clients} clients {min_samples} samples at "
-            f"beta={beta:g}; use a larger beta, a smaller min_samples or fewer clients"
-        )
+        problem = f"no draw of {MAX_DRAWS} gave each of {clients} clients {min_samples} samples at beta={beta:g}"
+        raise mistake("partition dirichlet", problem, "a larger beta, a smaller min_samples or fewer clients")
     if not capped:
         cuts = np.cumsum(counts, axis=1)[:, :-1]
         pieces = [np.split(rng.permutation(samples), cut) for samples, cut in zip(members, cuts, strict=True)]

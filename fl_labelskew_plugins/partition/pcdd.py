@@ -63,10 +63,9 @@ def pcdd(
     deal = deal_niid_bench if assignment == "niid_bench" else deal_classes
     held = deal(len(classes), clients, classes_per_client, rng)
     if missing := set(range(len(classes))) - {c for client in held for c in client}:
-        raise LabelSkewError(
-            f"partition pcdd: no client holds class {classes[min(missing)]} ({len(missing)} in all) with "
-            f"assignment=niid_bench and fewer clients than classes; use assignment=fedmr or {len(classes)} clients"
-        )
+        reason = "with assignment=niid_bench and fewer clients than classes"
+        problem = f"no client holds class {classes[min(missing)]} ({len(missing)} in all) {reason}"
+        raise mistake("partition pcdd", problem, f"assignment=fedmr or {len(classes)} clients")
     pieces: list[list[Indices]] = [[] for _ in range(clients)]
     for c, samples in enumerate(members):
         holders = [k for k in range(clients) if c in held[k]]

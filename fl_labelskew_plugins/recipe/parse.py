@@ -223,10 +223,8 @@ class _Check(Mistakes):
         if not isinstance(content, dict):
             raise RecipeError([f"{clean_path(self.path)}: {quoted(content)} is not a mapping of sections to keys"])
         if "tables" in content:
-            row = self.path.with_suffix("") / "ROW"
-            raise RecipeError(
-                [f"{clean_path(self.path)}: is a table of recipes; use one of its rows: {clean_path(row)}"]
-            )
+            use = f"use one of its rows: {clean_path(self.path.with_suffix('') / 'ROW')}"
+            raise RecipeError([f"{clean_path(self.path)}: is a table of recipes; {use}"])
         self.lines += [f"{clean_path(self.path)}: {line}" for line in duplicates]
         self.unknown_keys("", content, allowed, "section")
         raw: dict[str, Any] = {section: keys for section, keys in content.items() if section in allowed}

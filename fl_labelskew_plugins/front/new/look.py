@@ -194,9 +194,8 @@ def _table(path: Path, label: str | None, group: str | None, classes: Sequence[s
     columns = header(path)
     label = _column(path, columns, label, LABELS, "--label")
     if label is None:
-        raise mistake(
-            clean(path), "has no column called label, class, target or the like", f"--label with one of {few(columns)}"
-        )
+        problem = "has no column called label, class, target or the like"
+        raise mistake(clean(path), problem, f"--label with one of {few(columns)}")
     group = _column(path, columns, group, GROUPS, "--group")
     frame = rows(path, columns)
     args: dict[str, Any] = {"label": label}

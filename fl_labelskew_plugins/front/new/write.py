@@ -68,9 +68,8 @@ def federation(data: OwnData, out: Path, silos: int | None, *, secure: bool = Fa
         raise mistake(where, "has no groups, such as hospitals, for the silos", "--silos with their number")
     stems = file_names(names or [f"silo-{rank}" for rank in range(1, (silos or 0) + 1)])
     if len(stems) > MAX_SILOS:
-        raise mistake(
-            where, f"has {len(stems)} groups, one per silo", f"{MAX_SILOS} at most, or labelskew new simulation"
-        )
+        use = f"{MAX_SILOS} at most, or labelskew new simulation"
+        raise mistake(where, f"has {len(stems)} groups, one per silo", use)
     if secure and len(stems) < LEAST_SUMMED:
         problem = f"{counted(len(stems), 'silo')}, but a sum over fewer than {LEAST_SUMMED} does not hide a silo"
         raise mistake("--secure", problem, f"at least {LEAST_SUMMED} silos, or no --secure")
