@@ -118,17 +118,16 @@ def _forecast(path: Path, overrides: tuple[str, ...], samples: int | None) -> It
         sizes = [int(n) for n in divided(recipe)[1].counts.sum(1) if n]
     train, budget = recipe.train, recipe.privacy.budget
     joining = f"{train.clients_per_round} of {counted(train.client_num_in_total, 'client')}"
-    head = f"{clean(recipe.name)}: {recipe.method_name}, {counted(train.comm_round, 'round')} of {joining}"
-    yield wrapped(f"{head}, of {ranged(sizes, 'training sample')}")
+    title = f"{clean(recipe.name)}: {recipe.method_name}, {counted(train.comm_round, 'round')} of {joining}"
+    yield wrapped(f"{title}, of {ranged(sizes, 'training sample')}")
     parts = leaving(recipe, max(sizes), min(sizes))
     rows = [
         [when, *(f"{value:.3g}" if value else "-" for value in (noise.silo, noise.claim)), _revealed([noise])]
         for when, noises in (("once", parts.once), ("each round", parts.upload))
         for noise in noises
     ]
-    yield "Noise divided by sensitivity, for the client with the smallest ratio:\n" + table.plain(
-        ["when", "silo", "claim", "what leaves a client"], rows
-    )
+    head = ["when", "silo", "claim", "what leaves a client"]
+    yield "Noise divided by sensitivity, for the client with the smallest ratio:\n" + table.plain(head, rows)
     delta = privacy.DELTA if budget is None else budget.delta
     answers = dict.fromkeys((1, privacy.expected(recipe), train.comm_round))
     rows = []

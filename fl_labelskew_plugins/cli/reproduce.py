@@ -85,9 +85,8 @@ def reproduce_command(
         else:
             reproduce.run_all(chosen, seeds, print_line, quiet=quiet, until=begun + (allowed or math.inf))
         if allowed:
-            print_line(
-                f"budget: {time.monotonic() - begun:.0f} of {allowed:.0f} s used; the same command resumes the runs"
-            )
+            used = f"{time.monotonic() - begun:.0f} of {allowed:.0f} s used"
+            print_line(f"budget: {used}; the same command resumes the runs")
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"interrupted; {resume_line(sys.argv[1:])}") from None
     rows = [row for experiment in chosen for row in reproduce.rows(experiment, seeds)]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from fl_labelskew_plugins.data.files import unpacks, valid_file
-from fl_labelskew_plugins.data.torchvision_sets import TorchvisionSet
+from fl_labelskew_plugins.data.torchvision_sets import PARTS, TorchvisionSet
 from fl_labelskew_plugins.machine.files import open_regular
 from fl_labelskew_plugins.params import Params
 
@@ -44,7 +44,7 @@ def idx_files(start: dict[str, str], sizes: tuple[int, int]) -> dict[str, dict[s
     """Names and shapes of the files of both parts; ``start``: prefix of the names, by part."""
     return {
         part: {f"{start[part]}-images-idx3-ubyte": f"{size}x28x28", f"{start[part]}-labels-idx1-ubyte": str(size)}
-        for part, size in zip(("train", "test"), sizes, strict=True)
+        for part, size in zip(PARTS, sizes, strict=True)
     }
 
 
@@ -87,9 +87,7 @@ class FashionMNIST(MNIST):
     default_dir = "/usr/share/datasets/fashion-mnist"
     kind = "FashionMNIST"
     below = "FashionMNIST/raw"
-    published = (
-        "https://github.com/zalandoresearch/fashion-mnist, about 30 MB, or apt install dataset-fashion-mnist"
-    )
+    published = "https://github.com/zalandoresearch/fashion-mnist, about 30 MB, or apt install dataset-fashion-mnist"
     class_names = tuple(FASHION.split(", "))
     moments = ((0.2860,), (0.3530,))
 
@@ -125,5 +123,5 @@ class EMNIST(MNIST):
         split = self.params.split
         classes, sizes = SPLITS[split]
         self.class_names, self.first_label = tuple(classes), int(split == "letters")  # its files count from 1
-        self.files = idx_files({part: f"emnist-{split}-{part}" for part in ("train", "test")}, sizes)
+        self.files = idx_files({part: f"emnist-{split}-{part}" for part in PARTS}, sizes)
         self.downloads = ({"train": True, "split": split},)  # downloads all six

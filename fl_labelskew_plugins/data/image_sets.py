@@ -4,7 +4,7 @@ import csv
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from fl_labelskew_registry import mistake
@@ -36,7 +36,7 @@ class CINIC10(ImageFolder):
         "test": lambda name, i: f"test/{name}/cifar10-test-{i}.png",
     }
 
-    Params = ImageParams
+    Params: ClassVar[Any] = ImageParams
 
 
 class TinyImageNet(ImageFolder):
@@ -82,7 +82,7 @@ class ImageNetSubset(ImageFolder):
         "train": lambda name, i: f"train/{name}/{name}_{i}.JPEG",
         "val": lambda name, i: f"val/{name}/ILSVRC2012_val_{i:08d}.JPEG",
     }
-    Params = TinyImageNet.Params
+    Params: ClassVar[Any] = TinyImageNet.Params
 
 
 KVASIR = {  # folder: classes; 10,662 images in all
@@ -113,9 +113,7 @@ class HyperKvasir(ImageFolder):
     known_classes = tuple(sorted(KVASIR_FOLDERS))
     expected_survey: ClassVar[dict[str, str]] = {"images": "10662", "classes": "23"}
     fake_size = (96, 120)
-    fake_files: ClassVar = {
-        "train": lambda name, i: f"labeled-images/{KVASIR_FOLDERS[name]}/{name}/{i:08x}.jpg",
-    }
+    fake_files: ClassVar = {"train": lambda name, i: f"labeled-images/{KVASIR_FOLDERS[name]}/{name}/{i:08x}.jpg"}
 
     class Params(ImageParams):
         image_size: int = Field(128, ge=1, le=1024, description="Height and width in pixels.")
@@ -140,10 +138,8 @@ class ODIR(ImageFolder):
     known_classes = tuple("NDGCAHMO")
     expected_survey: ClassVar[dict[str, str]] = {"images": "6392", "classes": "8"}
     fake_size = (128, 128)
-    fake_files: ClassVar = {
-        "train": lambda name, i: f"preprocessed_images/{i // 2}_{'right' if i % 2 else 'left'}.jpg",
-    }
-    Params = HyperKvasir.Params
+    fake_files: ClassVar = {"train": lambda name, i: f"preprocessed_images/{i // 2}_{'right' if i % 2 else 'left'}.jpg"}
+    Params: ClassVar[Any] = HyperKvasir.Params
 
     def find(self, data_dir: Path, groups: Sequence[Path]) -> tuple[LabelledFiles, LabelledFiles | None]:
         table = data_dir / "full_df.csv"

@@ -69,9 +69,8 @@ def read_named(path: Path) -> tuple[dict[str, NDArray[Any]], list[str], list[str
     """Arrays with numbers instead of names, and the cleaned names of classes and groups."""
     arrays = read_archive(path, KNOWN)
     with valid_file(path, *VALID_FILE):
-        arrays = {
-            name: np.char.decode(x, "utf-8", "replace") if x.dtype.kind == "S" else x for name, x in arrays.items()
-        }
+        for name in [name for name, x in arrays.items() if x.dtype.kind == "S"]:
+            arrays[name] = np.char.decode(arrays[name], "utf-8", "replace")
         given = arrays.pop("class_names", np.array([], str))
         if given.dtype.kind != "U" or given.ndim != 1:
             raise mistake(path, f"class_names is {given.dtype} of shape {given.shape}", "strings in one dimension")

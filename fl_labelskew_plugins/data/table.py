@@ -137,10 +137,8 @@ def texts(column: pd.Series[Any]) -> NDArray[np.object_]:
         whole = isinstance(value, float) and value.is_integer()
         return clean(int(value) if whole else value).strip()
 
-    known = column.notna()
-    return np.array(
-        [text(value) if there else None for value, there in zip(column.tolist(), known, strict=True)], object
-    )
+    pairs = zip(column.tolist(), column.notna(), strict=True)
+    return np.array([text(value) if known else None for value, known in pairs], object)
 
 
 def ordered(names: NDArray[np.object_]) -> list[str]:

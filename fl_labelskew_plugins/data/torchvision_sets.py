@@ -21,6 +21,7 @@ from fl_labelskew_plugins.data.npz import Npz
 from fl_labelskew_plugins.data.stats import Moments
 from fl_labelskew_plugins.machine.text import failure
 
+PARTS = ("train", "test")
 CLASSES_10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 NAMES_100 = """
 apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle
@@ -93,9 +94,8 @@ class TorchvisionSet(Dataset):
         found, missing = self._found(data_dir)
         if missing and data_dir is None and self.default_dir is None:
             raise LabelSkewError(missing)
-        return [
-            (name, self.facts(found[name]) if name in found else "missing", fact) for name, fact in self._facts.items()
-        ]
+        facts = {name: self.facts(path) for name, path in found.items()}
+        return [(name, facts.get(name, "missing"), fact) for name, fact in self._facts.items()]
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
         if (copy := fakes.arrays_file(data_dir)) is not None:
@@ -140,7 +140,11 @@ class TorchvisionSet(Dataset):
         return LabelSkewError(f"{path}: {problem}; delete it, and get it again from {self.source}")
 
 
-BATCHES = {**dict.fromkeys((*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"), "31.0 MB"), "batches.meta": "any"}
+FILES_10 = {
+    **dict.fromkeys((*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"), "31.0 MB"),
+    "batches.meta": "any",
+}
+FILES_100 = {"train": "155.2 MB", "test": "31.0 MB", "meta": "any"}
 
 
 class CIFAR10(TorchvisionSet):
@@ -151,7 +155,7 @@ class CIFAR10(TorchvisionSet):
 
     kind = "CIFAR10"
     below = "cifar-10-batches-py"
-    files: Mapping[str, Mapping[str, str]] = {"train": BATCHES, "test": BATCHES}  # torchvision reads them together
+    files: Mapping[str, Mapping[str, str]] = dict.fromkeys(PARTS, FILES_10)  # torchvision reads them together
     shape = (3, 32, 32)
     published = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz, 171 MB"
     class_names: tuple[str, ...] = CLASSES_10
@@ -179,9 +183,7 @@ class CIFAR100(CIFAR10):
 
     kind = "CIFAR100"
     below = "cifar-100-python"
-    files: Mapping[str, Mapping[str, str]] = {
-        part: {"train": "155.2 MB", "test": "31.0 MB", "meta": "any"} for part in ("train", "test")
-    }
+    files: Mapping[str, Mapping[str, str]] = dict.fromkeys(PARTS, FILES_100)
     published = "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz, 169 MB"
     class_names = tuple(NAMES_100.split())
     moments = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))

@@ -148,9 +148,8 @@ def warned(session: Session) -> Session:
 def _run(runtime: Runtime) -> None:
     folder, options = runtime.folder, runtime.options
     resume = options.resume is not None
-    folder.set_status(
-        rounds=runtime.recipe.train.comm_round, resume=options.resume_command(folder.path).partition(": ")[2]
-    )
+    command = options.resume_command(folder.path).partition(": ")[2]
+    folder.set_status(rounds=runtime.recipe.train.comm_round, resume=command)
     with status.ending(folder.set_status):
         if runtime.recipe.hosted:
             runtime.load_host()

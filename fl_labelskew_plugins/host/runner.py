@@ -193,9 +193,8 @@ class Aggregator(DefaultServerAggregator):  # type: ignore[misc]
         super().__init__(model, args)
         self.history: list[dict[str, Any]] = []
         self._personalised: float | None = None
-        self.server = Server(
-            task.network, method=task.method, federation=task.federation, weights=snapshot(task.network)
-        )
+        weights = snapshot(task.network)
+        self.server = Server(task.network, method=task.method, federation=task.federation, weights=weights)
         if task.method.uses("opening"):
             self.server.open(_openings(task, _counts(task)))
 

@@ -38,13 +38,7 @@ def capped_pieces(
 
 
 def dirichlet(
-    labels: Indices,
-    *,
-    clients: int,
-    beta: float,
-    min_samples: int = 1,
-    capped: bool = False,
-    rng: np.random.Generator,
+    labels: Indices, *, clients: int, beta: float, min_samples: int = 1, capped: bool = False, rng: np.random.Generator
 ) -> list[Indices]:
     """Divide each class in proportions of concentration ``beta``, until each client has ``min_samples``.
 

@@ -11,12 +11,7 @@ from fl_labelskew_plugins import seeds
 
 
 def stratified(
-    labels: NDArray[np.int64],
-    groups: NDArray[np.int64] | None = None,
-    *,
-    test_fraction: float,
-    seed: int,
-    where: str,
+    labels: NDArray[np.int64], groups: NDArray[np.int64] | None = None, *, test_fraction: float, seed: int, where: str
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Sorted indices of the training and of the test samples, from ``labels`` ``(N,)``, ``N > 0``.
 
