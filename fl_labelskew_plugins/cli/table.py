@@ -17,15 +17,8 @@ def plain(
 ) -> str:
     """Format a table with aligned columns that fits the terminal; in a pipe or a file, one line per row.
 
-    If necessary, columns are dropped and named below, and the others continue in further tables, each with the first
-    column.
-
-    Args:
-        head: names of the columns.
-        rows: the cells; control characters are replaced.
-        marks: 1 is bold, 2 is underlined.
-        words: number of text columns, which may wrap; default: all.
-        least: columns that may be dropped, in this order.
+    If necessary, the columns ``least`` are dropped in this order and named below, and the others continue in further
+    tables, each with the first column. ``words``: number of text columns, which may wrap; default: all.
     """
     from rich.cells import cell_len
     from rich.console import Console

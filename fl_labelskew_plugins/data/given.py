@@ -50,10 +50,10 @@ class GivenData(Dataset):
 
 
 def given_data(given: object) -> Data:
-    """Convert a pair or mapping of ``train`` and ``test``, or :class:`fl_labelskew_registry.Data`, to one data set.
+    """Convert a pair or mapping of ``train`` and ``test`` to one data set. Raise LabelSkewError for other objects.
 
     Each part is a pair of arrays ``x`` ``(N, ...)`` and ``y`` ``(N,)``, or a torch ``Dataset`` with ``targets`` and,
-    optionally, ``classes``. Its items begin with the sample. Raise LabelSkewError for other objects.
+    optionally, ``classes``. Its items begin with the sample.
     """
     if isinstance(given, Data):
         return given

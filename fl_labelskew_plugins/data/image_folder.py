@@ -122,7 +122,6 @@ class ImageFolder(Dataset):
         return folders if below and len(below) == len(folders) and overlap(below.values(), classes) else groups
 
     def find(self, data_dir: Path, groups: Sequence[Path]) -> tuple[LabelledFiles, LabelledFiles | None]:
-        """List the training images, and the test images, if any, of all groups."""
         if not groups and not (data_dir / "train").is_dir():
             part = next((part for part in ("test", "val") if (data_dir / part).is_dir()), "")
             if part and not self._named:
@@ -203,7 +202,6 @@ class ImageFolder(Dataset):
         return replace(data, notes={"layout.txt": f"{layout}\n"}) if groups else data
 
     def load_test(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        """Decode only the test parts."""
         self.check(data_dir, download=download)
         root, groups = self.root(data_dir), []
         with readable(f"data set {self.name}: {root}"):
@@ -225,7 +223,6 @@ class ImageFolder(Dataset):
         return Data(train, test, names, mean=mean, std=std, fingerprint=fingerprint, group_names=of_groups)
 
     def layout(self, groups: Sequence[Path], classes: Sequence[str], *, tests: bool) -> str:
-        """Describe the folders."""
         of = f"{counted(len(groups), 'group')} ({few([folder.name for folder in groups])}), " if groups else ""
         split = f"{100 * self.params.test_fraction:g} % of each {'group' if groups else 'class'}'s pictures"
         part = "test/ or val/" + (f", or {split} if it has neither" if groups else "") if tests else split

@@ -136,7 +136,6 @@ class ISIC2019(Dataset):
             return [line for _, line in _broken(root, named & _names(root))]
 
     def fake(self, out: Path, *, samples: int | None, seed: int) -> None:
-        """Write prepared JPEGs and a split, with the proportions of :data:`TABLE`."""
         rng, table = seeds.numpy_generator(seed, "fake lesions"), np.array([*TABLE.values()])
         least, number = int((table > 0).sum()), samples or 240
         if number < least:

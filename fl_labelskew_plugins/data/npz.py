@@ -201,7 +201,6 @@ class Npz(Dataset):
         return named or [str(c) for c in range(classes or len(seen))]
 
     def parts(self, path: Path, arrays: dict[str, NDArray[Any]], keys: Sequence[str]) -> list[Arrays]:
-        """Check and return the parts with these suffixes of names."""
         needed = [f"{name}{key}" for key in keys for name in "xy"]
         if missing := [name for name in needed if name not in arrays]:
             with zipfile.ZipFile(path) as archive:

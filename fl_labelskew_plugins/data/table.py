@@ -100,7 +100,7 @@ def rows(path: Path, columns: Sequence[str]) -> pd.DataFrame:
 
 
 def _signs(path: Path) -> tuple[str, str]:
-    """Detect a text file's separator and decimal sign."""
+    """A text file's separator and decimal sign."""
     with open(path, encoding="utf-8-sig", newline="", opener=open_regular) as stream:
         head = stream.read(HEAD)
     separator = max(",;\t|", key=head.partition("\n")[0].count)

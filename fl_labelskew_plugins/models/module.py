@@ -96,7 +96,6 @@ class Headed(nn.Module):
         return logits
 
     def whole(self) -> nn.Module:
-        """The original module with the current weights."""
         if not self.path:
             return self.classifier
         _put(self.body, self.path, self.classifier)

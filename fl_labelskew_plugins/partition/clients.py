@@ -38,7 +38,7 @@ class Parts:
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        """Samples of each client, ``(K,)``."""
+        """``(K,)``."""
         return np.diff(self.ends, prepend=0)
 
     def counts(self, labels: NDArray[np.int64], classes: int) -> NDArray[np.int64]:

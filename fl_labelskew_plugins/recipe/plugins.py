@@ -169,14 +169,7 @@ def from_objects(
     method: Method | None = None,
     partition: Sequence[Sequence[int]] | Partitioner | None = None,
 ) -> dict[str, Any]:
-    """Turn objects into plugins, by section; raises LabelSkewError for a wrong type.
-
-    Args:
-        model: see :class:`.ModuleNetwork`; it is copied.
-        dataset: see :func:`.data.given.given_data`.
-        method: any method.
-        partition: indices of each client's training samples.
-    """
+    """Turn objects into plugins, by section, see docs/python.md; raises LabelSkewError for a wrong type."""
     if isinstance(model, nn.Module):
         model = ModuleNetwork(model)
     if dataset is not None and not isinstance(dataset, Dataset):
