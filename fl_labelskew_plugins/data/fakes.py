@@ -14,6 +14,7 @@ from fl_labelskew_plugins import seeds
 from fl_labelskew_plugins.machine.files import writing
 
 MARK = "labelskew-fake.json"  # in the folder of a fake copy
+PARTS = ("train", "test")
 ARRAYS = "labelskew-fake.npz"  # samples of a fake copy in our format
 SurveyRows = list[tuple[str, str, str]]
 
@@ -70,12 +71,7 @@ def wrong(rows: Sequence[tuple[str, str, str]], *, copy: bool = False) -> Survey
 
 
 def parts(
-    samples: int | None,
-    *,
-    classes: int,
-    shape: tuple[int, int, int],
-    seed: int,
-    names: Sequence[str] = ("train", "test"),
+    samples: int | None, *, classes: int, shape: tuple[int, int, int], seed: int, names: Sequence[str] = PARTS
 ) -> dict[str, Arrays]:
     """Images for each part, ``x`` ``(N, *shape)`` uint8; default: 300, or 4 per class."""
     number = max(300, 4 * classes) if samples is None else samples

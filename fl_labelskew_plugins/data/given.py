@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import torch
 from fl_labelskew_registry import Arrays, Data, Dataset, LabelSkewError, Partitioner
+from numpy.random import Generator
 from numpy.typing import NDArray
 
 from fl_labelskew_plugins.machine.text import clean
+from fl_labelskew_plugins.partition.base import Indices
 
 
 class GivenPartition(Partitioner):
@@ -22,9 +24,7 @@ class GivenPartition(Partitioner):
         self.indices = [np.asarray(part) for part in indices]
         self.description = f"{len(self.indices)} lists of indices"
 
-    def split(
-        self, labels: NDArray[Any], groups: NDArray[Any] | None, *, clients: int, rng: np.random.Generator
-    ) -> list[NDArray[Any]]:
+    def split(self, labels: Indices, groups: Indices | None, *, clients: int, rng: Generator) -> list[NDArray[Any]]:
         if len(self.indices) != clients:
             change = {"train_args.client_num_in_total": len(self.indices)}
             raise LabelSkewError(

@@ -16,8 +16,9 @@ from fl_labelskew_registry import Arrays, LabelSkewError, mistake
 from numpy.typing import NDArray
 from pydantic import Field
 
+from fl_labelskew_plugins.data.fakes import PARTS
 from fl_labelskew_plugins.data.files import unpacks, valid_file
-from fl_labelskew_plugins.data.torchvision_sets import PARTS, TorchvisionSet
+from fl_labelskew_plugins.data.torchvision_sets import TorchvisionSet
 from fl_labelskew_plugins.machine.files import open_regular
 from fl_labelskew_plugins.params import Params
 

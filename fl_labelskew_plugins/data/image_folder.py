@@ -22,6 +22,7 @@ from fl_labelskew_plugins.data.stats import Moments, moments
 from fl_labelskew_plugins.machine.files import read_pieces, read_text
 from fl_labelskew_plugins.machine.text import clean, counted, few
 from fl_labelskew_plugins.params import Params
+from fl_labelskew_plugins.partition.base import Indices
 from fl_labelskew_plugins.partition.stratified import drawn, joined, picked, stratified
 
 SUFFIXES = {".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
@@ -242,9 +243,7 @@ class ImageFolder(Dataset):
         rest = np.setdiff1d(np.arange(len(train.y)), chosen)
         return picked(train, rest), joined(test, picked(train, chosen))
 
-    def split(
-        self, samples: LabelledFiles, labels: NDArray[np.int64], *, seed: int, where: str
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def split(self, samples: LabelledFiles, labels: Indices, *, seed: int, where: str) -> tuple[Indices, Indices]:
         """Indices of training and test samples, from ``labels`` ``(N,)``."""
         return stratified(labels, test_fraction=self.params.test_fraction, seed=seed, where=where)
 

@@ -8,13 +8,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 from fl_labelskew_registry import mistake
-from numpy.typing import NDArray
 from pydantic import Field
 
 from fl_labelskew_plugins.data.image_folder import ImageFolder, ImageParams, LabelledFiles, list_images
 from fl_labelskew_plugins.data.stats import IMAGENET
 from fl_labelskew_plugins.data.torchvision_sets import CLASSES_10
 from fl_labelskew_plugins.machine.files import open_regular
+from fl_labelskew_plugins.partition.base import Indices
 
 
 class CINIC10(ImageFolder):
@@ -155,9 +155,7 @@ class ODIR(ImageFolder):
             raise mistake(table, "has no images", "rows with filename and labels")
         return samples, None
 
-    def split(
-        self, samples: LabelledFiles, labels: NDArray[np.int64], *, seed: int, where: str
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def split(self, samples: LabelledFiles, labels: Indices, *, seed: int, where: str) -> tuple[Indices, Indices]:
         """Split by patient, the number in the file name, stratified by the first image's class."""
         numbers = np.array([int(path.name.partition("_")[0]) for path, _ in samples])
         _, first, patient = np.unique(numbers, return_index=True, return_inverse=True)

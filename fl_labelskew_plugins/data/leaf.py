@@ -25,7 +25,6 @@ from fl_labelskew_plugins.data.fingerprint import digest
 from fl_labelskew_plugins.machine.files import open_regular
 
 UserArrays = tuple[NDArray[np.uint8], NDArray[np.int64]]
-PARTS = ("train", "test")
 LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 """LEAF's vocabulary of 80 characters (its ``models/utils/language_utils.py``)."""
 LENGTH = 80  # characters per sample
@@ -62,11 +61,11 @@ class Leaf(Dataset):
         raise LabelSkewError(f"data set {self.name}: {problem}; LEAF writes them, from {self.source}")
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
-        for part in PARTS:
+        for part in fakes.PARTS:
             self.files(data_dir, part)
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
-        train, test = (self.read(self.files(data_dir, part)) for part in PARTS)
+        train, test = (self.read(self.files(data_dir, part)) for part in fakes.PARTS)
         users = [sorted(part.items()) for part in (train, test)]
         arrays = [Arrays(*samples) for part in users for _, samples in part]
         fingerprint = digest(arrays, [name for part in users for name, _ in part])
@@ -148,7 +147,7 @@ class Leaf(Dataset):
         rng, users = seeds.numpy_generator(seed, "fake users"), min(20, total // 2)
         sizes = 2 + rng.multinomial(total - 2 * users, np.full(users, 1 / users))
         made = {f"user_{k:02d}": xy for k, xy in enumerate(self.fake_users(sizes.tolist(), rng))}
-        for part in PARTS:
+        for part in fakes.PARTS:
             data = {}
             for user, xy in made.items():
                 rows = [i for i in range(len(xy[1])) if (i % 10 == 0) == (part == "test")]

@@ -26,6 +26,7 @@ from fl_labelskew_plugins.machine.files import check_regular, open_regular
 from fl_labelskew_plugins.machine.log import warn
 from fl_labelskew_plugins.machine.text import clean, counted, few
 from fl_labelskew_plugins.params import Params
+from fl_labelskew_plugins.partition.base import Indices
 from fl_labelskew_plugins.partition.stratified import picked, stratified
 
 if TYPE_CHECKING:
@@ -225,7 +226,7 @@ def non_numeric(column: pd.Series[Any]) -> str:
     return few(ordered(texts(values)), 4)
 
 
-def _numbered(names: NDArray[np.object_], order: Sequence[str]) -> NDArray[np.int64]:
+def _numbered(names: NDArray[np.object_], order: Sequence[str]) -> Indices:
     """Indices ``(N,)`` of names in ``order``."""
     number = {name: i for i, name in enumerate(order)}
     return np.array([number[name] for name in names], np.int64)
@@ -391,7 +392,7 @@ class Table(Dataset):
         features = [Feature(name=name, categories=categories.get(name, [])) for name in options.features]
         return Encoding(label=options.label, group=options.group, missing=options.missing, features=features)
 
-    def samples(self, table: Path | pd.DataFrame, where: str) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    def samples(self, table: Path | pd.DataFrame, where: str) -> tuple[Indices, NDArray[np.float32]]:
         """Row numbers ``(N,)``, from 0, and samples ``(N, F)`` in a trained model's ``encoding``."""
         assert self.encoding is not None
         names = [feature.name for feature in self.encoding.features]
@@ -458,9 +459,7 @@ class Table(Dataset):
             raise mistake(where, f"has {len(categories)} categories", "data_args.features without this column")
         return list(categories)
 
-    def _classes(
-        self, frames: Sequence[pd.DataFrame], paths: Sequence[Path]
-    ) -> tuple[list[str], list[NDArray[np.int64]]]:
+    def _classes(self, frames: Sequence[pd.DataFrame], paths: Sequence[Path]) -> tuple[list[str], list[Indices]]:
         """All classes, and labels ``(N,)`` per file."""
         label, given, labels = self.params.label, self.params.class_names, []
         names = list(given or ordered(texts(frames[0][label])))
@@ -481,7 +480,7 @@ class Table(Dataset):
             labels.append(_numbered(of_rows, names))
         return names, labels
 
-    def _groups(self, frames: Sequence[pd.DataFrame]) -> tuple[list[str], list[NDArray[np.int64] | None]]:
+    def _groups(self, frames: Sequence[pd.DataFrame]) -> tuple[list[str], list[Indices | None]]:
         if self.params.group not in frames[0]:
             return [], [None] * len(frames)
         columns = [texts(frame[self.params.group]) for frame in frames]

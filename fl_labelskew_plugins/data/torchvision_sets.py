@@ -21,7 +21,6 @@ from fl_labelskew_plugins.data.npz import Npz
 from fl_labelskew_plugins.data.stats import Moments
 from fl_labelskew_plugins.machine.text import failure
 
-PARTS = ("train", "test")
 CLASSES_10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 NAMES_100 = """
 apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle
@@ -155,7 +154,7 @@ class CIFAR10(TorchvisionSet):
 
     kind = "CIFAR10"
     below = "cifar-10-batches-py"
-    files: Mapping[str, Mapping[str, str]] = dict.fromkeys(PARTS, FILES_10)  # torchvision reads them together
+    files: Mapping[str, Mapping[str, str]] = dict.fromkeys(fakes.PARTS, FILES_10)  # torchvision reads them together
     shape = (3, 32, 32)
     published = "https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz, 171 MB"
     class_names: tuple[str, ...] = CLASSES_10
@@ -183,7 +182,7 @@ class CIFAR100(CIFAR10):
 
     kind = "CIFAR100"
     below = "cifar-100-python"
-    files: Mapping[str, Mapping[str, str]] = dict.fromkeys(PARTS, FILES_100)
+    files: Mapping[str, Mapping[str, str]] = dict.fromkeys(fakes.PARTS, FILES_100)
     published = "https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz, 169 MB"
     class_names = tuple(NAMES_100.split())
     moments = ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))

@@ -9,6 +9,7 @@ from typing import Annotated, ClassVar
 
 import numpy as np
 from fl_labelskew_registry import LabelSkewError, Partitioner, mistake
+from numpy.random import Generator
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -30,9 +31,7 @@ class ByLabels(Partitioner):
 
     deal: ClassVar[Callable[..., list[Indices]]]
 
-    def split(
-        self, labels: Indices, groups: Indices | None, *, clients: int, rng: np.random.Generator
-    ) -> list[Indices]:
+    def split(self, labels: Indices, groups: Indices | None, *, clients: int, rng: Generator) -> list[Indices]:
         """Call ``deal``; ``partition_seed`` replaces the generator."""
         options = self.params.model_dump()
         if (seed := options.pop("partition_seed", None)) is not None:

@@ -1,7 +1,7 @@
 """natural: one client per group of the data set (writer, role, centre, generated client)."""
 
-import numpy as np
 from fl_labelskew_registry import Partitioner, mistake
+from numpy.random import Generator
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.partition.base import Indices, by_class
@@ -12,9 +12,7 @@ class Natural(Partitioner):
 
     Params = params.Params
 
-    def split(
-        self, labels: Indices, groups: Indices | None, *, clients: int, rng: np.random.Generator
-    ) -> list[Indices]:
+    def split(self, labels: Indices, groups: Indices | None, *, clients: int, rng: Generator) -> list[Indices]:
         """Client ``k`` is the group with the ``k``-th smallest number. Raise LabelSkewError for another ``clients``."""
         if groups is None:
             alternative = "one with groups (such as synthetic), or another partition (such as dirichlet or pcdd)"

@@ -5,14 +5,14 @@ from typing import Any
 
 import numpy as np
 from fl_labelskew_registry import Arrays, Images, mistake
-from numpy.typing import NDArray
 
 from fl_labelskew_plugins import seeds
+from fl_labelskew_plugins.partition.base import Indices
 
 
 def stratified(
-    labels: NDArray[np.int64], groups: NDArray[np.int64] | None = None, *, test_fraction: float, seed: int, where: str
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    labels: Indices, groups: Indices | None = None, *, test_fraction: float, seed: int, where: str
+) -> tuple[Indices, Indices]:
     """Sorted indices of the training and of the test samples, from ``labels`` ``(N,)``, ``N > 0``.
 
     ``round(n_c * test_fraction)`` samples of each class go to test, but at least one stays in training. With ``groups``
@@ -25,9 +25,7 @@ def stratified(
     return np.setdiff1d(np.arange(len(labels)), chosen), chosen
 
 
-def drawn(
-    labels: NDArray[np.int64], groups: NDArray[np.int64] | None = None, *, test_fraction: float, seed: int
-) -> NDArray[np.int64]:
+def drawn(labels: Indices, groups: Indices | None = None, *, test_fraction: float, seed: int) -> Indices:
     """The test samples of :func:`stratified`; may be empty."""
     chosen = [np.zeros(0, np.int64)]
     for group in (None,) if groups is None else np.unique(groups):
@@ -39,7 +37,7 @@ def drawn(
     return np.sort(np.concatenate(chosen))
 
 
-def picked(part: Arrays, rows: NDArray[np.int64]) -> Arrays:
+def picked(part: Arrays, rows: Indices) -> Arrays:
     """Some samples of a part."""
     return Arrays(part.x[rows], part.y[rows], None if part.groups is None else part.groups[rows])
 

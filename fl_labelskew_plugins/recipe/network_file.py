@@ -47,12 +47,8 @@ class Function:
     file: Path
     name: str
     content: bytes
+    sha256: str  # of the file
     Params: type[params.Params]
-
-    @property
-    def sha256(self) -> str:
-        """SHA-256 of the file."""
-        return hashlib.sha256(self.content).hexdigest()
 
     def __str__(self) -> str:
         return f"{self.file}:{self.name}"
@@ -124,7 +120,8 @@ def find(name: str) -> Function:
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
     if function not in functions:
         raise LabelSkewError(f"{where}: function {unknown(function, functions)}")
-    return Function(file, function, content, _params(functions[function], f"{where}:{function}"))
+    kind = _params(functions[function], f"{where}:{function}")
+    return Function(file, function, content, hashlib.sha256(content).hexdigest(), kind)
 
 
 def _params(node: ast.FunctionDef, where: str) -> type[params.Params]:
