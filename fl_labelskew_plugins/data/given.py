@@ -27,9 +27,8 @@ class GivenPartition(Partitioner):
     def split(self, labels: Indices, groups: Indices | None, *, clients: int, rng: Generator) -> list[NDArray[Any]]:
         if len(self.indices) != clients:
             change = {"train_args.client_num_in_total": len(self.indices)}
-            raise LabelSkewError(
-                f"partition: got {self.description} for {clients} clients; load the recipe with {change}"
-            )
+            problem = f"got {self.description} for {clients} clients"
+            raise LabelSkewError(f"partition: {problem}; load the recipe with {change}")
         return self.indices
 
 

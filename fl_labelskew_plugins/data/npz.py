@@ -194,10 +194,9 @@ class Npz(Dataset):
             raise mistake(path, f"has label {seen[-1]}", f"labels from 0 to {classes - 1} with {source}")
         if classes is None and len(seen) != seen[-1] + 1:
             gap = int(np.setdiff1d(np.arange(len(seen) + 1), seen)[0])
-            raise LabelSkewError(
-                f"{path}: the labels go up to {seen[-1]}, but no sample has label {gap}; use labels from 0 to "
-                f"{len(seen) - 1} for the {len(seen)} classes, or set data_args.classes"
-            )
+            problem = f"the labels go up to {seen[-1]}, but no sample has label {gap}"
+            use = f"labels from 0 to {len(seen) - 1} for the {len(seen)} classes, or set data_args.classes"
+            raise mistake(path, problem, use)
         return named or [str(c) for c in range(classes or len(seen))]
 
     def parts(self, path: Path, arrays: dict[str, NDArray[Any]], keys: Sequence[str]) -> list[Arrays]:

@@ -163,9 +163,7 @@ def _is_simulated(args: Any) -> bool:
     return simulated
 
 
-def _settings(
-    args: Any, method: str | Method, parameters: Mapping[str, Any]
-) -> tuple[Method, TrainArgs, LocalSettings]:
+def _settings(args: Any, method: str | Method, parameters: dict[str, Any]) -> tuple[Method, TrainArgs, LocalSettings]:
     mistakes = Mistakes(Path("args"))
 
     def section(name: str, kind: type[ModelT], *more: str) -> ModelT | None:

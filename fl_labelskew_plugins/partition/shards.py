@@ -20,10 +20,9 @@ def shards(labels: Indices, *, clients: int, shards_per_client: int, rng: np.ran
     classes, members = by_class("shards", labels, clients)
     total = clients * shards_per_client
     if total % len(classes):
-        raise LabelSkewError(
-            f"partition shards: {clients} clients with {shards_per_client} shards need {total} shards of "
-            f"{len(classes)} classes; make client_num_in_total * shards_per_client a multiple of {len(classes)}"
-        )
+        problem = f"{clients} clients with {shards_per_client} shards need {total} shards of {len(classes)} classes"
+        use = f"make client_num_in_total * shards_per_client a multiple of {len(classes)}"
+        raise LabelSkewError(f"partition shards: {problem}; {use}")
     per_class = total // len(classes)
     pieces = [piece for samples in members for piece in np.array_split(rng.permutation(samples), per_class)]
     dealt = rng.permutation(len(pieces)).reshape(clients, shards_per_client)

@@ -49,17 +49,17 @@ PARTS = (*SECTIONS, EXPECTED)
 POLICY = "policy"
 OF_SUMS = ("secure_aggregation", "secure_bits", "secure_clip")
 
-SILO: dict[str, tuple[str, ...] | None] = {
-    "data_args": None,
-    "method_args": None,
-    "validation_args": None,
-    "device_args": None,
+SILO: dict[str, tuple[str, ...]] = {
+    "data_args": (),
+    "method_args": (),
+    "validation_args": (),
+    "device_args": (),
     "comm_args": ("certs", "send_measures", "send_contributions", "audit_digests"),
     "tracking_args": tuple(key for key in sections.TrackingArgs.model_fields if key != "trackers"),  # only the server's
-    "privacy_args": None,
-    POLICY: None,
+    "privacy_args": (),
+    POLICY: (),
 }
-"""Keys of a silo's own file; None: all of the section, or those that the method declares."""
+"""Keys of a silo's own file; empty: all of the section, or those that the method declares."""
 
 
 class Recipe(Sections):

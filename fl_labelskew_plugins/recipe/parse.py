@@ -17,7 +17,8 @@ from fl_labelskew_plugins.recipe.model import ATTRIBUTES, EXPECTED, PARTS, PLUGG
 from fl_labelskew_plugins.recipe.sections import CommArgs, Expected, Policy, TrackingArgs, TrainArgs
 from fl_labelskew_plugins.recipe.sections import names as split
 
-NOTHING: Mapping[str, Any] = MappingProxyType({})
+Objects = Mapping[str, Any]
+NOTHING: Objects = MappingProxyType({})
 OF_REFERENCE = (
     *("common_args", "data_args", "partition_args", "model_args", "validation_args", "device_args", "tracking_args"),
 )
@@ -25,7 +26,7 @@ OF_REFERENCE = (
 OF_SERVER = ("federated_optimizer", "proxy_aggregation", "proxy_smoothing")
 
 
-def load(path: str | Path, overrides: Sequence[str] = (), *, objects: Mapping[str, Any] = NOTHING) -> Recipe:
+def load(path: str | Path, overrides: Sequence[str] = (), *, objects: Objects = NOTHING) -> Recipe:
     """Read a recipe by path or name; see :func:`parse`."""
     return parse(read_text(path), source=path, overrides=overrides, objects=objects)
 
@@ -42,11 +43,7 @@ def read_text(path: str | Path) -> str:
 
 
 def parse(
-    text: str,
-    *,
-    source: str | Path = "recipe.yaml",
-    overrides: Sequence[str] = (),
-    objects: Mapping[str, Any] = NOTHING,
+    text: str, *, source: str | Path = "recipe.yaml", overrides: Sequence[str] = (), objects: Objects = NOTHING
 ) -> Recipe:
     """Parse and check a recipe; raises RecipeError with every mistake.
 
@@ -137,7 +134,7 @@ def homes(path: Path) -> list[tuple[Path, int]]:
 
 
 class _Check(Mistakes):
-    def recipe(self, text: str, overrides: Sequence[str], objects: Mapping[str, Any]) -> Recipe:
+    def recipe(self, text: str, overrides: Sequence[str], objects: Objects) -> Recipe:
         raw = self._sections(text, PARTS, "a recipe")
         numbers = raw.pop(EXPECTED, ())
         self._override(raw, overrides)
@@ -197,7 +194,7 @@ class _Check(Mistakes):
                 for name in (limits and limits.methods) or ():
                     plugins.known("methods", name, f"{POLICY}.methods", self)
             else:
-                args = self._plain(section, SECTIONS[section], keys, SILO[section], resolved.get(section))
+                args = self._plain(section, SECTIONS[section], keys, SILO[section], resolved.get(section, NOTHING))
                 changes[ATTRIBUTES[section]] = args
         return changes
 
@@ -277,18 +274,13 @@ class _Check(Mistakes):
             self.add(place, line)
 
     def _plain(
-        self,
-        section: str,
-        model: type[ModelT],
-        raw: dict[str, Any],
-        keys: Sequence[str] | None = None,
-        base: Mapping[str, Any] | None = None,
+        self, section: str, model: type[ModelT], raw: dict[str, Any], keys: Sequence[str] = (), base: Objects = NOTHING
     ) -> ModelT | None:
         known = keys or [*keys_of(model)]
         if model.model_config.get("extra") == "allow":
             known = [*known, *raw]
         self.unknown_keys(section, raw, known)
-        args = self.validated(section, model, {**(base or {}), **{k: v for k, v in raw.items() if k in known}})
+        args = self.validated(section, model, {**base, **{k: v for k, v in raw.items() if k in known}})
         if isinstance(args, CommArgs) and "comm_args.backend" not in self.wrong:
             plugins.known("runtimes", args.backend, "comm_args.backend", self)
 

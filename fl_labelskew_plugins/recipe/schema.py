@@ -33,13 +33,13 @@ def json_schema() -> dict[str, Any]:
     }
 
 
-def _silo_schema(section: str, keys: Sequence[str] | None, defs: dict[str, Any]) -> dict[str, Any]:
+def _silo_schema(section: str, keys: Sequence[str], defs: dict[str, Any]) -> dict[str, Any]:
     if section == "method_args":  # depends on the recipe's method
         return {"type": "object"}
     if section == POLICY:
         return _model_schema(Policy, POLICY, defs)
     whole = f"#/$defs/recipe/properties/{section}"
-    if keys is None:
+    if not keys:
         return {"$ref": whole}
     parts = {key: {"$ref": f"{whole}/properties/{key}"} for key in keys}
     return {"type": "object", "properties": parts, "additionalProperties": False}
