@@ -103,15 +103,11 @@ def parameters(model: Any) -> list[list[str]]:
     from fl_labelskew_plugins.recipe import mistakes
 
     schema = mistakes.schema_of(model)
-    return [
-        [
-            key,
-            mistakes.quoted(part["default"]).strip("'") if "default" in part else "required",
-            mistakes.allowed(part, schema.get("$defs", {})),
-            part.get("description", ""),
-        ]
-        for key, part in schema.get("properties", {}).items()
-    ]
+    rows = []
+    for key, part in schema.get("properties", {}).items():
+        default = mistakes.quoted(part["default"]).strip("'") if "default" in part else "required"
+        rows.append([key, default, mistakes.allowed(part, schema.get("$defs", {})), part.get("description", "")])
+    return rows
 
 
 def _command(verb: str, kind: Kind, plural: str) -> click.Command:

@@ -127,10 +127,11 @@ class ImageFolder(Dataset):
             part = next((part for part in ("test", "val") if (data_dir / part).is_dir()), "")
             if part and not self._named:
                 read = few([folder.name for folder in folders_among(data_dir.iterdir())])
-                raise LabelSkewError(
-                    f"data set {self.name}: {data_dir} has {part}/ but no train/, so {read} would be read as classes. "
+                problem = f"{data_dir} has {part}/ but no train/, so {read} would be read as classes"
+                use = (
                     f"Use train/<class>/<image> next to {part}/<class>/<image>. Only a server of silos needs no train/"
                 )
+                raise LabelSkewError(f"data set {self.name}: {problem}. {use}")
             return self.listed(data_dir), None
         train: LabelledFiles = []
         test: LabelledFiles = []

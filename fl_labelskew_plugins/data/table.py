@@ -191,10 +191,8 @@ class Feature(Params):
         encoded: NDArray[np.float64] = (words[:, None] == np.array(self.categories, object)).astype(np.float64)
         encoded[~known] = np.nan
         if others := ordered(words[~encoded.any(axis=1)]):
-            warn(
-                f"{where}: {few(others)} {'is' if len(others) == 1 else 'are'} not in training; "
-                "encoded as 0 in the features of all categories"
-            )
+            problem = f"{few(others)} {'is' if len(others) == 1 else 'are'} not in training"
+            warn(f"{where}: {problem}; encoded as 0 in the features of all categories")
         return encoded
 
 

@@ -270,7 +270,6 @@ def check_objects(
     if missing:
         were = ", ".join(f"{names[section]} ({clean(had[section], 80)})" for section in missing)
         give = ", ".join(f"{names[section]}=..." for section in names if section in objects or section in missing)
-        raise LabelSkewError(
-            f"{folder.path}: missing Python objects of this run: {were}; give the same objects, in Python: "
-            f"fl.load_run({str(folder.path)!r}, {give}){then}"
-        )
+        problem = f"missing Python objects of this run: {were}"
+        code = f"fl.load_run({str(folder.path)!r}, {give}){then}"
+        raise LabelSkewError(f"{folder.path}: {problem}; give the same objects, in Python: {code}")

@@ -51,10 +51,9 @@ class ModuleNetwork(Network):
         return whole
 
     def _outputs(self, path: str, layer: nn.Linear, num_classes: int) -> str:
-        return (
-            f"model: {path or 'the layer'} of {self.name} has {layer.out_features} outputs, but the data have "
-            f"{num_classes} classes; use nn.Linear({layer.in_features}, {num_classes})"
-        )
+        problem = f"{path or 'the layer'} of {self.name} has {layer.out_features} outputs"
+        use = f"nn.Linear({layer.in_features}, {num_classes})"
+        return f"model: {problem}, but the data have {num_classes} classes; use {use}"
 
     def _check(self, whole: Headed, shape: tuple[int, ...]) -> None:
         """Require that the classifier's logits equal the module's outputs."""
@@ -70,10 +69,9 @@ class ModuleNetwork(Network):
             problem = f"does not accept samples of shape {tuple(shape)}: {first}"
             raise LabelSkewError(f"model: {self.name} {problem}") from error
         if actual.shape != expected.shape or not torch.allclose(actual, expected, equal_nan=True):
-            raise LabelSkewError(
-                f"model: {self.name} does not return the output of {whole.path}, its last Linear layer with an output "
-                "per class; end forward with that layer (no softmax after it), or add features(x) and classifier"
-            )
+            problem = f"does not return the output of {whole.path}, its last Linear layer with an output per class"
+            use = "end forward with that layer (no softmax after it), or add features(x) and classifier"
+            raise LabelSkewError(f"model: {self.name} {problem}; {use}")
 
 
 class Headed(nn.Module):

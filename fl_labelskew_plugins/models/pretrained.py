@@ -44,10 +44,8 @@ def load_imagenet(net: nn.Module, weights: str | None, *, name: str, head: str, 
     path = Path(torch.hub.get_dir(), "checkpoints", cached) if weights == AUTO else Path(weights).expanduser()
     if weights == AUTO and not os.path.isfile(path):
         if (mpi_rank() or (0, 1))[0] == 0:  # warn once per machine
-            log.warn(
-                f"model {name}: no ImageNet weights in {path}; training from scratch (set "
-                f"model_args.weights to a weights file, or to {NONE})"
-            )
+            use = f"set model_args.weights to a weights file, or to {NONE}"
+            log.warn(f"model {name}: no ImageNet weights in {path}; training from scratch ({use})")
         return
     state = {key: value for key, value in read_weights(path).items() if not key.startswith(head)}
     expected = {key: value for key, value in net.state_dict().items() if not key.startswith(head)}

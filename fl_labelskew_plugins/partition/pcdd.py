@@ -9,7 +9,7 @@ Non-IID Data Silos: An Experimental Study", ICDE 2022. With the same generator i
 from typing import Literal
 
 import numpy as np
-from fl_labelskew_registry import LabelSkewError, mistake
+from fl_labelskew_registry import mistake
 from pydantic import Field
 
 from fl_labelskew_plugins.params import Params
@@ -55,11 +55,11 @@ def pcdd(
         problem = f"classes_per_client={classes_per_client}, but the training data has {len(classes)} classes"
         raise mistake("partition pcdd", problem, f"{len(classes)} or less")
     if clients * classes_per_client < len(classes):
-        raise LabelSkewError(
-            f"partition pcdd: {clients} clients of {classes_per_client} classes hold {clients * classes_per_client} "
-            f"of {len(classes)} classes, so the others would be in no client; "
-            f"use classes_per_client={-(-len(classes) // clients)} or more"
+        problem = (
+            f"{clients} clients of {classes_per_client} classes hold {clients * classes_per_client} of {len(classes)}"
         )
+        use = f"classes_per_client={-(-len(classes) // clients)} or more"
+        raise mistake("partition pcdd", f"{problem} classes, so the others would be in no client", use)
     deal = deal_niid_bench if assignment == "niid_bench" else deal_classes
     held = deal(len(classes), clients, classes_per_client, rng)
     if missing := set(range(len(classes))) - {c for client in held for c in client}:

@@ -121,7 +121,5 @@ def overruled(recipe: Recipe) -> list[str]:
     method, optimizer = recipe.method, recipe.optimizer
     if optimizer.aggregation in (None, method.aggregation):
         return []
-    return [
-        f"uploads are weighted as in {recipe.train.federated_optimizer} ({optimizer.aggregation}), not as in "
-        f"{recipe.method_name} ({method.aggregation})"
-    ]
+    used = f"{recipe.train.federated_optimizer} ({optimizer.aggregation})"
+    return [f"uploads are weighted as in {used}, not as in {recipe.method_name} ({method.aggregation})"]

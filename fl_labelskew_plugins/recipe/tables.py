@@ -188,11 +188,8 @@ def _cells(page: TablePage, wrong: list[str]) -> dict[str, Cell]:
             names = _names(page, part, row)
             lines = [*_mistakes(page, part, row)]
             lines += [f"a second recipe of the name {name}; use another name" for name in names if name in cells]
-            lines += [
-                f"a recipe cannot be called {mistakes.quoted(name)}; use a name of letters, digits, _ and -"
-                for name in names
-                if not NAME.fullmatch(name)
-            ]
+            invalid, use = [name for name in names if not NAME.fullmatch(name)], "a name of letters, digits, _ and -"
+            lines += [f"a recipe cannot be called {mistakes.quoted(name)}; use {use}" for name in invalid]
             wrong += [f"{part.table}, row {j}, {names[0]}: {line}" for line in lines]
             columns = enumerate(part.columns)
             cells |= {name: Cell(part, row, *column) for name, column in zip(names, columns, strict=True)}
