@@ -97,6 +97,7 @@ if __name__ == "__main__":  # processes that decode pictures read this file too,
     import gc
     import importlib
     import pkgutil
+    from pathlib import Path
 
     import fl_labelskew_plugins.cli.main
     from fl_labelskew_plugins.recipe import parse
@@ -111,7 +112,7 @@ if __name__ == "__main__":  # processes that decode pictures read this file too,
             continue
 
     # fill the caches of most runs: entry points, JSON Schemas, the template of model cards and the digits
-    card._template()
+    card.template(Path(card.__file__).with_name("card.md.j2"))
     recipe = "data_args: {dataset: digits}", "model_args: {model: mlp}", "method_args: {method: fedavg}"
     text = "\n".join([*recipe, "common_args: {training_type: cross_silo}", "comm_args: {backend: GRPC}"])
     parse.parse(text).dataset.load(None, download=False, seed=0)
