@@ -11,7 +11,7 @@ import secrets
 import sys
 import traceback
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from fedml.core import ClientTrainer
 from fedml.ml.aggregator.default_aggregator import DefaultServerAggregator
-from fl_labelskew_registry import Contribution, LabelSkewError, Total, mistake
+from fl_labelskew_registry import Contribution, LabelSkewError, Method, Total, mistake
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -81,8 +81,19 @@ class Trainer(ClientTrainer):  # type: ignore[misc]
         LabelSkewError: FedML's runner or messages do not support this, or values are invalid.
     """
 
-    def __init__(self, model: nn.Module, args: Any, **options: Any) -> None:
-        self.task = Task(model, args, **options)  # before FedML sees the arguments
+    def __init__(
+        self,
+        model: nn.Module,
+        args: Any,
+        *,
+        dataset: Sequence[Any],
+        method: str | Method,
+        counts: Any = None,
+        state_dir: str | Path | None = None,
+        **parameters: Any,
+    ) -> None:
+        # before FedML sees the arguments
+        self.task = Task(model, args, dataset=dataset, method=method, counts=counts, state_dir=state_dir, **parameters)
         super().__init__(model, args)
         self._given, self._message = model, OrderedDict[str, Tensor]()
         self._states: dict[int, State] = {}
