@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from fl_labelskew_registry.contracts import ClientView, Federation, LocalWork, Total
-    from torch import Tensor
+    from torch import Tensor, nn
 
 Scaling = Literal["indicator", "proportional"]
 
@@ -54,10 +54,11 @@ def on_device(client: ClientView, name: str, tensor: Tensor, device: torch.devic
     return cast("Tensor", client.scratch[key])
 
 
-def freeze_model(client: ClientView) -> None:
-    """Before training, keep a frozen copy of the model as ``teacher`` in the client's scratch."""
-    if client.frozen is not None and client.model is not None:
-        client.scratch["teacher"] = client.frozen(client.model.state_dict())
+def frozen_model(client: ClientView) -> nn.Module:
+    """A frozen copy of the client's model."""
+    assert client.frozen is not None
+    assert client.model is not None
+    return client.frozen(client.model.state_dict())
 
 
 def noise_of(client: ClientView) -> np.random.Generator:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.methods.fedntd import not_true_distillation
-from fl_labelskew_plugins.ops import freeze_model, on_device
+from fl_labelskew_plugins.ops import frozen_model, on_device
 
 
 def majority_labels(counts: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ class FedLMD(Method):
 
     def before_round(self, client: ClientView) -> None:
         if self.params.beta > 0 and self.params.teacher == "global":
-            freeze_model(client)
+            client.scratch["teacher"] = frozen_model(client)
 
     def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
         p = self.params

@@ -12,7 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fl_labelskew_plugins import params
-from fl_labelskew_plugins.ops import freeze_model, mmd
+from fl_labelskew_plugins.ops import frozen_model, mmd
 
 
 class FedMMD(Method):
@@ -38,7 +38,7 @@ class FedMMD(Method):
 
     def before_round(self, client: ClientView) -> None:
         if self.params.lam > 0:
-            freeze_model(client)
+            client.scratch["teacher"] = frozen_model(client)
 
     def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
         teacher: Any = client.scratch.get("teacher")

@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fl_labelskew_plugins import params
-from fl_labelskew_plugins.ops import freeze_model, full, one_hot
+from fl_labelskew_plugins.ops import frozen_model, full, one_hot
 
 
 def not_true_distillation(
@@ -66,7 +66,7 @@ class FedNTD(Method):
 
     def before_round(self, client: ClientView) -> None:
         if self.params.beta > 0:
-            freeze_model(client)
+            client.scratch["teacher"] = frozen_model(client)
 
     def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
         teacher: Any = client.scratch.get("teacher")

@@ -15,7 +15,7 @@ from torch.nn.functional import kl_div
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.methods.fedrod import balanced_logits
-from fl_labelskew_plugins.ops import check_choice, check_per_class, freeze_model, full, on_device, one_hot
+from fl_labelskew_plugins.ops import check_choice, check_per_class, frozen_model, full, on_device, one_hot
 
 Form = Literal["code", "paper"]
 VACANT = "fedvls.vacant"
@@ -117,7 +117,7 @@ class FedVLS(Method):
     def before_round(self, client: ClientView) -> None:
         vacant = (client.counts == 0).nonzero().flatten()
         if self.params.lam > 0 and len(vacant) > 1:
-            freeze_model(client)
+            client.scratch["teacher"] = frozen_model(client)
             client.scratch[VACANT] = vacant
 
     def calibrate(self, logits: Tensor, client: ClientView) -> Tensor:

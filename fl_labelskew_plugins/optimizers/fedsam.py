@@ -17,6 +17,7 @@ from fl_labelskew_registry.contracts import LocalWork, Optimizer
 from pydantic import Field
 
 from fl_labelskew_plugins import params
+from fl_labelskew_plugins.ops import frozen_model
 
 
 class FedSAM(Optimizer):
@@ -30,11 +31,8 @@ class FedSAM(Optimizer):
     )
 
     def before_round(self, work: LocalWork) -> None:
-        client = work.client
         if self.params.sam_rho:
-            assert client.frozen is not None
-            assert client.model is not None
-            client.scratch["moved"] = client.frozen(client.model.state_dict()).requires_grad_()
+            work.client.scratch["moved"] = frozen_model(work.client).requires_grad_()
 
     @torch.no_grad()
     def correct(self, work: LocalWork) -> None:

@@ -24,6 +24,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fl_labelskew_plugins import params
+from fl_labelskew_plugins.ops import frozen_model
 
 
 class Mime(Optimizer):
@@ -55,9 +56,7 @@ class Mime(Optimizer):
         client = work.client
         client.scratch["gradient"] = work.gradient()
         if client.shared:
-            assert client.frozen is not None
-            assert client.model is not None
-            client.scratch["server_model"] = client.frozen(client.model.state_dict()).requires_grad_()
+            client.scratch["server_model"] = frozen_model(client).requires_grad_()
 
     def correct(self, work: LocalWork) -> None:
         """Gradient of a local step; local SGD adds the weight decay at ``y``."""

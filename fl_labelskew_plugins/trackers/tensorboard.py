@@ -12,8 +12,7 @@ from fl_labelskew_plugins.machine import extras
 class TensorBoard(Tracker):
     """Event files in the folder tensorboard/ of the run's folder; steps are rounds, from 1."""
 
-    class Params(params.Params):
-        """None."""
+    Params = params.Params
 
     def begin(self, run: TrackedRun) -> None:
         """Begin an event file; hide repeated rounds in earlier files, or without one add complete rounds."""
@@ -31,7 +30,7 @@ class TensorBoard(Tracker):
     def on_round(self, run: TrackedRun, line: Mapping[str, float]) -> None:
         for name, value in line.items():
             if name != "round":
-                self._writer.add_scalar(slashed(name), value, int(line["round"]) + 1)
+                self._writer.add_scalar(name.replace(".", "/"), value, int(line["round"]) + 1)
         self._writer.flush()
 
     def finish(self, run: TrackedRun, summary: Mapping[str, float], pictures: Sequence[Path], model: Path) -> None:
@@ -44,13 +43,8 @@ class TensorBoard(Tracker):
                 pixels = np.asarray(picture.convert("RGB"))
             self._writer.add_image(file.stem, pixels, last, dataformats="HWC")
         self._writer.add_text("model", f"`{model}`", last)
-        measures = {f"summary/{slashed(name)}": value for name, value in summary.items()}
+        measures = {f"summary/{name}".replace(".", "/"): value for name, value in summary.items()}
         self._writer.add_hparams({**run.parameters}, measures, run_name=".")
 
     def close(self, run: TrackedRun, state: str) -> None:
         self._writer.close()
-
-
-def slashed(name: str) -> str:
-    """``recall/3`` for ``recall.3``, which groups curves."""
-    return name.replace(".", "/")
