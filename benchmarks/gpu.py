@@ -57,11 +57,11 @@ from torch.nn.functional import cross_entropy
 
 from fl_labelskew_plugins import plots
 from fl_labelskew_plugins.cli.exits import guarded
-from fl_labelskew_plugins.cli.table import comma_separated, markdown
+from fl_labelskew_plugins.cli.table import markdown
 from fl_labelskew_plugins.data.idx import FashionMNIST
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.files import read_lines, write_text
-from fl_labelskew_plugins.machine.text import clean
+from fl_labelskew_plugins.machine.text import clean, comma_separated
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.runs import session
 from fl_labelskew_plugins.runs.environment import environment
@@ -441,7 +441,7 @@ class Bench:
 
         while chosen:
             try:
-                reproduce.run_all(chosen, 1, print_line, quiet=True, until=time.monotonic() + self.left)
+                reproduce.run_all(chosen, print_line, quiet=True, until=time.monotonic() + self.left)
                 break
             except RunError as error:  # the others continue
                 log.error(f"{sitting}: {error.shown()}")
@@ -454,18 +454,18 @@ class Bench:
         path = Path(SPLITS[split] + ("" if method == "fedmr" else "_fedavg"))
         overrides = [*self.common, "tracking_args.checkpoint_every=1", *self.sizes.scale]
         overrides += [] if of_table else [f"method_args.method={method}"]
-        (made,) = reproduce.experiments({f"{split}/{method}": path}, overrides, self.out / "scale")
+        (made,) = reproduce.experiments({f"{split}/{method}": path}, overrides, self.out / "scale", 1)
         return made if of_table else replace(made, recipe=made.recipe.model_copy(update={"expected": []}))
 
     def write_scale(self, experiments: Sequence[reproduce.Experiment], *, show: bool = True) -> None:
         """The table and the curves, as far as the runs are."""
-        begun = [experiment for experiment in experiments if experiment.done(0)]
-        rows = [dict(zip(reproduce.HEAD, row, strict=True)) for one in begun for row in reproduce.rows(one, 1)]
+        begun = [experiment for experiment in experiments if experiment.runs[0].folder.lines]
+        rows = [dict(zip(reproduce.HEAD, row, strict=True)) for one in begun for row in reproduce.rows(one)]
         kept = ("recipe", "expected", "ours", "difference", "verdict", "rounds", "seconds")
         curves: dict[str, dict[str, dict[int, list[float]]]] = {}
         for experiment in begun:
             split, _, method = experiment.name.partition("/")
-            lines = [line for line in read_lines(experiment.folder(0).metrics) if "accuracy" in line]
+            lines = [line for line in experiment.runs[0].folder.lines if "accuracy" in line]
             curves.setdefault(split, {})[method] = {line["round"] + 1: [line["accuracy"]] for line in lines}
         if not begun:
             return

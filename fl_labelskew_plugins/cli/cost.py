@@ -13,7 +13,7 @@ from fl_labelskew_registry import RunError
 from fl_labelskew_plugins.cli import table
 
 if TYPE_CHECKING:
-    from fl_labelskew_plugins.studies.sweep.plan import Planned
+    from fl_labelskew_plugins.studies.reproduce import Planned
 
 DRY_RUN = click.option(
     "--dry-run",

@@ -13,7 +13,7 @@ from fl_labelskew_registry import RunError
 from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.options import DATA_SET, FILE, PATH, data_settings, trained_model
 from fl_labelskew_plugins.machine.files import writing
-from fl_labelskew_plugins.machine.text import counted
+from fl_labelskew_plugins.machine.text import comma_separated, counted
 
 if TYPE_CHECKING:
     from fl_labelskew_plugins.trained.network import Trained
@@ -62,7 +62,7 @@ def predict_command(
             progress.update(task, completed=done + len(unreadable))
     if out is None:
         cells = [[cell if isinstance(cell, str) else f"{cell:.4f}" for cell in row] for row in printed]
-        click.echo(_table(head, cells) if sys.stdout.isatty() else table.comma_separated(head, cells))
+        click.echo(_table(head, cells) if sys.stdout.isatty() else comma_separated(head, cells))
     else:
         click.echo(f"written: {out}, {counted(done, 'row')}")
     for line in unreadable:

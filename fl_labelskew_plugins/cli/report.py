@@ -10,7 +10,7 @@ from fl_labelskew_registry import MistakesError, mistake
 from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.cli.options import FILE, PATH
 from fl_labelskew_plugins.machine.files import write_text, writing
-from fl_labelskew_plugins.machine.text import clean
+from fl_labelskew_plugins.machine.text import clean, comma_separated
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -33,7 +33,7 @@ def shown(rows: DataFrame, form: str, columns: Sequence[str] = (), *, pivot: boo
         marks = printed.pivoted(rows, marks, 0).assign(method=0)
     head, cells, styles = texts.columns.tolist(), texts.to_numpy().tolist(), marks.to_numpy().tolist()
     if form == "csv":
-        return table.comma_separated(head, cells)
+        return comma_separated(head, cells)
     if form == "latex":
         return table.latex(head, cells, styles, words)
     if form == "markdown":

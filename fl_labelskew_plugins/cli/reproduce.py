@@ -11,6 +11,7 @@ from fl_labelskew_plugins.cli.exits import refuse_mpirun
 from fl_labelskew_plugins.cli.options import FOLDER, QUIET, SET
 from fl_labelskew_plugins.machine.files import write_text, writing
 from fl_labelskew_plugins.machine.place import free_memory, resume_line
+from fl_labelskew_plugins.machine.text import comma_separated
 
 
 def _named(recipes: tuple[str, ...]) -> dict[str, Path]:
@@ -62,18 +63,19 @@ def reproduce_command(
     """  # noqa: D301  # a backspace keeps lines unwrapped
     begun = time.monotonic()  # before the imports, which count towards the budget
     from fl_labelskew_plugins.studies import reproduce
-    from fl_labelskew_plugins.studies.sweep import plan, pool
+    from fl_labelskew_plugins.studies.sweep import pool
 
     print_line = (lambda line: None) if quiet else click.echo
     refuse_mpirun("reproduce")
     if jobs and budget is not None:
         raise LabelSkewError("--budget runs one recipe after the other; use it without --jobs")
     allowed = None if budget is None else reproduce.seconds_of(budget)
-    chosen = reproduce.experiments(_named(recipes), overrides, out)
+    chosen = reproduce.experiments(_named(recipes), overrides, out, seeds)
+    planned = [run for experiment in chosen for run in experiment.runs]
     failed: list[str] = []
     try:
         if dry_run:
-            planned, until = plan.of_experiments(chosen, seeds), begun + (allowed or math.inf)
+            until = begun + (allowed or math.inf)
             seconds = cost.forecast(planned, jobs=jobs or 1, free=free_memory(), until=until)
             if allowed and seconds:
                 click.echo(f"the budget is {min(1.0, allowed / seconds):.0%} of that time")
@@ -81,18 +83,18 @@ def reproduce_command(
         with writing(f"--out {out}"):
             out.mkdir(parents=True, exist_ok=True)
         if jobs:
-            failed = pool.run_all(plan.of_experiments(chosen, seeds), jobs=jobs, memory=None, print_line=print_line)
+            failed = pool.run_all(planned, jobs=jobs, memory=None, print_line=print_line)
         else:
-            reproduce.run_all(chosen, seeds, print_line, quiet=quiet, until=begun + (allowed or math.inf))
+            reproduce.run_all(chosen, print_line, quiet=quiet, until=begun + (allowed or math.inf))
         if allowed:
             used = f"{time.monotonic() - begun:.0f} of {allowed:.0f} s used"
             print_line(f"budget: {used}; the same command resumes the runs")
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"interrupted; {resume_line(sys.argv[1:])}") from None
-    rows = [row for experiment in chosen for row in reproduce.rows(experiment, seeds)]
+    rows = [row for experiment in chosen for row in reproduce.rows(experiment)]
     with writing(f"--out {out}"):
         write_text(out / "table.md", table.markdown(reproduce.HEAD, rows) + "\n")
-        write_text(out / "table.csv", table.comma_separated(reproduce.HEAD, rows) + "\n")
+        write_text(out / "table.csv", comma_separated(reproduce.HEAD, rows) + "\n")
     form = table.plain if sys.stdout.isatty() else table.markdown
     click.echo(form(reproduce.HEAD, rows))
     print_line(f"written to {out / 'table.md'} and {out / 'table.csv'}")

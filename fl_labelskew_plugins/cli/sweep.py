@@ -16,7 +16,7 @@ from fl_labelskew_plugins.cli.report import shown
 from fl_labelskew_plugins.machine.place import resume_line
 
 if TYPE_CHECKING:
-    from fl_labelskew_plugins.studies.sweep.plan import Planned
+    from fl_labelskew_plugins.studies.reproduce import Planned
 
 
 @click.command("sweep")

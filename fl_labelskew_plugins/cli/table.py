@@ -1,11 +1,10 @@
 """Tables as plain text, CSV, Markdown or LaTeX."""
 
-import csv
 import io
 import re
 from collections.abc import Sequence
 
-from fl_labelskew_plugins.machine.text import clean, csv_cell, room, shortened, wrapped
+from fl_labelskew_plugins.machine.text import clean, room, shortened, wrapped
 
 Rows = Sequence[Sequence[str]]
 Marks = Sequence[Sequence[int]]  # per cell: 1 for the best, 2 for the second best, 0 for others
@@ -92,13 +91,6 @@ def markdown(head: Sequence[str], rows: Rows, marks: Marks = (), words: int | No
     rule = ["---"] * count + ["---:"] * (len(head) - count)
     names = [name.translate(MARKDOWN) for name in head]
     return "\n".join("| " + " | ".join(row) + " |" for row in (names, rule, *lines))
-
-
-def comma_separated(head: Sequence[str], rows: Rows) -> str:
-    """Format CSV with a header."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([*map(csv_cell, row)] for row in (head, *rows))
-    return text.getvalue().rstrip("\n")
 
 
 LATEX = str.maketrans(

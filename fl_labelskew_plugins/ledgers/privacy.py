@@ -207,12 +207,6 @@ class ClientAccounts:
         return willing
 
 
-def clients_of(recipe: Recipe, sizes: Sequence[int], folder: Path, run: str) -> ClientAccounts | None:
-    """The budgets of a simulation's clients; None without a ledger."""
-    ledger = None if recipe.common.across_silos else ledger_of(recipe, folder)
-    return None if ledger is None else ClientAccounts(ledger, recipe, sizes, run)
-
-
 def at(noises: Mapping[Noise, int], level: Level) -> Spent:
     """Answers at one level."""
     spent: Counter[tuple[str, float]] = Counter()

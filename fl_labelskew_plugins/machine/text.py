@@ -1,5 +1,7 @@
 """Format numbers and names for messages."""
 
+import csv
+import io
 import re
 import shutil
 import sys
@@ -48,6 +50,13 @@ def csv_cell(value: object) -> object:
     """A value for a CSV file; an apostrophe precedes text like a formula (OWASP)."""
     formula = isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") and not NUMBER.fullmatch(value)
     return f"'{value}" if formula else value
+
+
+def comma_separated(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Format CSV with a header."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([*map(csv_cell, row)] for row in (head, *rows))
+    return text.getvalue().rstrip("\n")
 
 
 def few(names: Sequence[str], max_names: int = 10) -> str:

@@ -4,7 +4,6 @@ import contextlib
 import platform
 import resource
 import sys
-from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -12,7 +11,6 @@ import torch
 
 from fl_labelskew_plugins.machine.place import proc_entry
 
-_version = cache(version)
 PACKAGES = ("fl-labelskew-plugins", "fl-labelskew-registry", "fedml", "torch", "torchvision", "numpy")
 
 
@@ -21,7 +19,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     versions = {}
     for name in PACKAGES:
         with contextlib.suppress(PackageNotFoundError):
-            versions[name] = _version(name)
+            versions[name] = version(name)
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),

@@ -1,8 +1,6 @@
 """The state of a run in progress, and its results."""
 
 import contextlib
-import csv
-import io
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +19,7 @@ from fl_labelskew_plugins.engine.server import Server
 from fl_labelskew_plugins.ledgers import privacy
 from fl_labelskew_plugins.machine import log, signals
 from fl_labelskew_plugins.machine.files import read_lines
-from fl_labelskew_plugins.machine.text import clean, csv_cell
+from fl_labelskew_plugins.machine.text import clean, comma_separated
 from fl_labelskew_plugins.ops import added
 from fl_labelskew_plugins.recipe import compatibility
 from fl_labelskew_plugins.recipe.network_file import changed as changed_file
@@ -64,7 +62,6 @@ class Record:
         self.confusion: Tensor | None = None
         self.test_samples: Sequence[int | None] = ()
         self.run: str = folder.environment["run"] if resume else secrets.token_hex(8)
-        self.personalised = recipe.validation.personalised
         self._has_model = recipe.train.reference != "local"
         earlier = folder.indices(at.round) if begun else ()
         self.states = StateStore(folder.states, at.states, at.selections, earlier)
@@ -75,7 +72,8 @@ class Record:
         self._describe(resume)
         self._best = self._best_so_far() if resume else -1.0
         self.watch = watch(session, folder.diagnostics)
-        self.privacy = privacy.clients_of(session.recipe, session.sizes, folder.path, self.run)
+        ledger = None if recipe.common.across_silos else privacy.ledger_of(recipe, folder.path)
+        self.privacy = None if ledger is None else privacy.ClientAccounts(ledger, recipe, session.sizes, self.run)
         self._trackers = Trackers(recipe)
 
     @property
@@ -97,9 +95,10 @@ class Record:
         finally:
             self._trackers.close(state)
 
-    def tests(self, round: int) -> bool:
-        """Whether the global model is tested after this round."""
-        return self.session.recipe.tests(round)
+    def tests_own_models(self, round: int) -> bool:
+        """Whether clients test their own models in this round."""
+        recipe = self.session.recipe
+        return recipe.validation.personalised and recipe.tests(round)
 
     def round(self, line: dict[str, Any], server: Server, *, seconds: float) -> None:
         """Record a complete round, with its line of metrics."""
@@ -254,7 +253,7 @@ class Record:
     def _change_rounds(self) -> None:
         recipe, last = self.session.recipe, self.next_round - 1
         observed = last % recipe.tracking.diagnostics_every == 0
-        self.folder.change_rounds(recipe.train.comm_round, tested=self.tests(last), observed=observed)
+        self.folder.change_rounds(recipe.train.comm_round, tested=recipe.tests(last), observed=observed)
         digest, file = model_file.recipe_hash(recipe), self.folder.best
         if (metadata := model_file.read_metadata(file)) is not None and metadata.recipe != digest:
             model_file.save(model_file.read(file)[1], file, metadata.model_copy(update={"recipe": digest}))
@@ -273,12 +272,10 @@ class Record:
         if self.confusion is None:  # resumed after the last test
             logits, labels = session.trainer.predict(weights=self.weights)
             self.confusion = metrics.confusion(logits.argmax(1), labels, len(session.class_names)).cpu()
-        text = io.StringIO()
-        names = [csv_cell(clean(name)) for name in session.class_names]
-        rows = [[name, *counts] for name, counts in zip(names, self.confusion.tolist(), strict=True)]
-        csv.writer(text, lineterminator="\n").writerows([["class", *names], *rows])
-        self.folder.write_text("confusion.csv", text.getvalue())
         matrix, classes, file = self.confusion.tolist(), session.class_names, self.folder.path / "confusion.png"
+        names = [clean(name) for name in classes]
+        rows = [[name, *counts] for name, counts in zip(names, matrix, strict=True)]
+        self.folder.write_text("confusion.csv", comma_separated(["class", *names], rows) + "\n")
         plots.of_run(file, lambda: plots.confusion(matrix, classes, file, title=f"{title}, final model"))
 
     def _compare(self, now: dict[str, Any]) -> None:

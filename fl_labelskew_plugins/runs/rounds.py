@@ -125,7 +125,7 @@ class Rounds:
             line["left_out"] = missing
         if 0 < len(server.opened) < session.federation.num_clients:
             line["opening_left_out"] = sorted(set(range(session.federation.num_clients)) - set(server.opened))
-        if self.record.tests(round):
+        if session.recipe.tests(round):
             if len(session.trainer.test.y):
                 line |= self.evaluate(None if counts is None else counts.sum(0) > 0)
             if self._per_client and self._tested is not None:

@@ -50,7 +50,7 @@ class Simulation:
                 states.get(client),
                 shared=server.shared,
                 times_selected=states.select(client),
-                personalised=record.personalised and record.tests(round),
+                personalised=record.tests_own_models(round),
                 observer=None if record.watch is None else record.watch.observer(round),
             )
             if self.session.sums is not None:

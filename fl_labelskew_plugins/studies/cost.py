@@ -20,7 +20,7 @@ from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.show.progress import clock
 from fl_labelskew_plugins.studies.finished import number
-from fl_labelskew_plugins.studies.sweep.plan import Planned
+from fl_labelskew_plugins.studies.reproduce import Planned
 
 HEAD = ("runs like", "runs", "rounds left", "s/round", "left", "memory", "known from")
 PROBE_ROUNDS, PROBE_S = 2, 5.0  # rounds and seconds of a probe run

@@ -5,18 +5,19 @@ schedule over T rounds.
 """
 
 import contextlib
+import itertools
 import json
 import math
 import re
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fl_labelskew_registry import LabelSkewError, MistakesError, mistake
 
-from fl_labelskew_plugins.front import start as run
+from fl_labelskew_plugins.front.start import start
 from fl_labelskew_plugins.machine import locks
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.recipe import parse as recipes
@@ -47,33 +48,34 @@ def seconds_of(budget: str) -> float:
 
 
 @dataclass(frozen=True)
-class Experiment:
-    """One recipe for several seeds; ``original_rounds``: before overrides; ``deviations``: ``key: old -> new``."""
+class Planned:
+    """A run; ``gpus``: it gets one of these numbers; ``names``: of setting and label in a report."""
 
     name: str
-    path: Path
+    base: Path
+    settings: tuple[str, ...]
     recipe: Recipe
-    overrides: tuple[str, ...]
+    folder: RunFolder
+    log: Path
+    number: int
+    gpus: tuple[int, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A recipe with a run per seed; ``original_rounds``: before overrides; ``deviations``: ``key: old -> new``."""
+
+    name: str
+    recipe: Recipe
     original_rounds: int
     deviations: tuple[str, ...]
-    out: Path
-
-    def folder(self, seed: int) -> RunFolder:
-        """Folder of a seed's run."""
-        return RunFolder(self.out / f"seed{seed}")
-
-    def settings(self, seed: int) -> tuple[str, ...]:
-        """Overrides of a seed's run."""
-        return (*self.overrides, f"common_args.random_seed={seed}")
-
-    def done(self, seed: int) -> int:
-        """Complete rounds of a seed's run."""
-        return len(read_lines(self.folder(seed).metrics))
+    runs: list[Planned]
 
 
-def experiments(named: Mapping[str, Path], overrides: Sequence[str], out: Path) -> list[Experiment]:
+def experiments(named: Mapping[str, Path], overrides: Sequence[str], out: Path, seeds: int) -> list[Experiment]:
     """Load and check recipes by name, and their data; raise MistakesError with all mistakes."""
-    checked, wrong = [], []
+    checked, wrong, numbers = [], list[str](), itertools.count()
     for name, path in named.items():
         try:
             recipe, plain = recipes.load(path, overrides), recipes.load(path)
@@ -84,7 +86,12 @@ def experiments(named: Mapping[str, Path], overrides: Sequence[str], out: Path) 
             wrong.append(f"{path}: {error}")
         else:
             rounds, deviations = plain.train.comm_round, differences(plain, recipe)
-            checked.append(Experiment(name, path, recipe, tuple(overrides), rounds, deviations, out / name))
+            runs = []
+            for seed in range(seeds):
+                folder, log = RunFolder(out / name / f"seed{seed}"), out / name / f"seed{seed}.txt"
+                settings = (*overrides, f"common_args.random_seed={seed}")
+                runs.append(Planned(f"{name}, seed {seed}", path, settings, recipe, folder, log, next(numbers)))
+            checked.append(Experiment(name, recipe, rounds, deviations, runs))
     if wrong:
         raise MistakesError(list(dict.fromkeys(wrong)))
     return checked
@@ -98,22 +105,20 @@ def differences(before: Recipe, after: Recipe) -> tuple[str, ...]:
     return tuple(line.replace('"', "") for line in lines)
 
 
-def run_all(
-    chosen: Sequence[Experiment], seeds: int, print_line: PrintLine, *, quiet: bool, until: float = math.inf
-) -> None:
+def run_all(chosen: Sequence[Experiment], print_line: PrintLine, *, quiet: bool, until: float = math.inf) -> None:
     """:func:`complete` all runs until a time of :func:`time.monotonic`; each gets an equal share of the rest."""
-    runs = [(experiment, seed) for seed in range(seeds) for experiment in chosen]
-    unfinished = [(one, seed) for one, seed in runs if held(one.path, one.settings(seed), one.folder(seed)) != "done"]
-    for number, (experiment, seed) in enumerate(unfinished):
+    by_seed = itertools.chain(*zip(*(experiment.runs for experiment in chosen), strict=True))
+    unfinished = [run for run in by_seed if held(run.base, run.settings, run.folder) != "done"]
+    for number, run in enumerate(unfinished):
         if (now := time.monotonic()) >= until:
             break
         seconds = (until - now) / (len(unfinished) - number)
         limited = math.isfinite(seconds)
         limit = f", for {clock(seconds)}" if limited else ""
-        place = f"[{number + 1}/{len(unfinished)}] {experiment.name}, seed {seed}"
-        print_line(f"{place}: from round {experiment.done(seed) + 1}{limit}")
-        pause = Pause(experiment.recipe.train.comm_round, now + seconds) if limited else None
-        complete(experiment.path, experiment.settings(seed), experiment.folder(seed), quiet=quiet, pause=pause)
+        print_line(f"[{number + 1}/{len(unfinished)}] {run.name}: from round {len(run.folder.lines) + 1}{limit}")
+        pause = Pause(run.recipe.train.comm_round, now + seconds) if limited else None
+        folder = RunFolder(run.folder.path)  # its status begins now
+        complete(run.base, run.settings, folder, quiet=quiet, pause=pause)
 
 
 def held(path: Path, settings: Sequence[str], folder: RunFolder) -> str | None:
@@ -152,9 +157,9 @@ def complete(
             folder.release()  # one of its processes holds it
         options = RunOptions(quiet=quiet, pause=pause, host=host)
         if state == "begun":
-            run.start(replace(options, resume=folder.path), held=folder)
+            start(replace(options, resume=folder.path), held=folder)
         elif state is None:
-            run.start(replace(options, recipe=path, overrides=settings, run_dir=folder.path), held=folder)
+            start(replace(options, recipe=path, overrides=settings, run_dir=folder.path), held=folder)
         return state != "done"
     except (LabelSkewError, SystemExit):
         if not in_process and (holder := locks.held_by(folder.path)):  # its processes were started first
@@ -177,15 +182,14 @@ HEAD = (
 )  # fmt: skip
 
 
-def rows(experiment: Experiment, seeds: int) -> list[list[str]]:
+def rows(experiment: Experiment) -> list[list[str]]:
     """Return a row under :data:`HEAD` per expected number, or one row without a verdict.
 
     All runs are compared after the rounds of the shortest one; no verdict for made-up data or missing rounds.
     """
-    begun = [seed for seed in range(seeds) if experiment.done(seed)]
-    rounds = min(map(experiment.done, begun), default=0)
-    folders = [experiment.folder(seed) for seed in begun]
-    runs = [FinishedRun(str(folder.path), {}, read_lines(folder.metrics)[:rounds]) for folder in folders]
+    folders = [run.folder for run in experiment.runs if run.folder.lines]
+    rounds = min((len(folder.lines) for folder in folders), default=0)
+    runs = [FinishedRun(str(folder.path), {}, folder.lines[:rounds]) for folder in folders]
     cut, real = rounds < experiment.original_rounds, not made_up(experiment.recipe)
     seconds = sum(map(_seconds, folders))
     last = [

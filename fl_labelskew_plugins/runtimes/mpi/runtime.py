@@ -183,7 +183,7 @@ class MPIServer(Manager):
             meta = {
                 "client": client,
                 "times_selected": states.select(client),
-                "personalised": self.record.personalised and self.record.tests(round),
+                "personalised": self.record.tests_own_models(round),
                 "news": bool(model),
             }
             self.send(Kind.TRAIN, worker, round=round, meta=meta, tensors=model | joined(state=states.get(client)))

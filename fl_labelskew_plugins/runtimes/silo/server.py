@@ -160,8 +160,7 @@ class Uploads(SiloExchange):
     @property
     def personalised(self) -> bool:
         """Whether silos test their own models in this round."""
-        record = self.rounds.record
-        return record.personalised and record.tests(self.server.members.round)
+        return self.rounds.record.tests_own_models(self.server.members.round)
 
     def ask(self, client: int) -> None:
         """Ask a silo to train."""

@@ -23,6 +23,7 @@ from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.measure import best_test, main_measure
 from fl_labelskew_plugins.runtimes.processes import end, how_it_ended
+from fl_labelskew_plugins.studies.reproduce import Planned
 from fl_labelskew_plugins.studies.sweep import plan, pool
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def _written(content: Mapping[str, Any], changes: Mapping[str, Any], out: Path |
     return folder / "sweep.yaml"
 
 
-def _run(words: Sequence[str], planned: Sequence[plan.Planned], *, quiet: bool) -> None:
+def _run(words: Sequence[str], planned: Sequence[Planned], *, quiet: bool) -> None:
     process = subprocess.Popen(
         [sys.executable, "-m", "fl_labelskew_plugins.cli.main", *words],
         env={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1"},
@@ -148,7 +149,7 @@ def _run(words: Sequence[str], planned: Sequence[plan.Planned], *, quiet: bool) 
         raise RunError(f"{how_it_ended('labelskew sweep', code)}: {clean(last, 1000)}")
 
 
-def _table(planned: Sequence[plan.Planned]) -> DataFrame:
+def _table(planned: Sequence[Planned]) -> DataFrame:
     from pandas import DataFrame, Index
 
     recipes = [run.recipe.resolved() for run in planned]

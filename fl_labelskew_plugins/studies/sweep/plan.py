@@ -8,7 +8,7 @@ import platform
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +25,7 @@ from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.session import data_folder
 from fl_labelskew_plugins.studies import finished
-from fl_labelskew_plugins.studies.reproduce import Experiment, held
+from fl_labelskew_plugins.studies.reproduce import Planned, held
 
 LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 MAX_NAME = 150
@@ -51,21 +51,6 @@ class AxisValue(NamedTuple):
     label: str
     settings: tuple[str, ...]
     named: bool = True
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A run; ``gpus``: it gets one of these numbers; ``names``: of setting and label in a report."""
-
-    name: str
-    base: Path
-    settings: tuple[str, ...]
-    recipe: Recipe
-    gpus: tuple[int, ...]
-    folder: RunFolder
-    log: Path
-    number: int
-    names: Mapping[str, str]
 
 
 def plan(
@@ -121,7 +106,7 @@ def plan(
         gpus = tuple(recipe.device.gpu_ids) if recipe.device.using_gpu and recipe.comm.in_process else ()
         folder, log = RunFolder(out / name), out / LOGS / f"{name}.txt"
         settings, report_names = (*settings, *_additional(recipe)), _names(kinds, choices)
-        planned.append(Planned(name, base, settings, recipe, gpus, folder, log, len(planned), report_names))
+        planned.append(Planned(name, base, settings, recipe, folder, log, len(planned), gpus, report_names))
     every = len(combinations)
     wrong = [line if len(names) == every else f"{line} (in {_few(names)})" for line, names in names_by_line.items()]
     for name, count in Counter(run.name for run in planned).items():
@@ -274,16 +259,6 @@ def _additional(recipe: Recipe) -> tuple[str, ...]:
 
 def _few(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
-
-
-def of_experiments(experiments: Sequence[Experiment], seeds: int) -> list[Planned]:
-    """Convert the runs of ``labelskew reproduce``."""
-    planned = []
-    for number, (experiment, seed) in enumerate(itertools.product(experiments, range(seeds))):
-        folder, settings = experiment.folder(seed), experiment.settings(seed)
-        name, log = f"{experiment.name}, seed {seed}", folder.path.with_suffix(".txt")
-        planned.append(Planned(name, experiment.path, settings, experiment.recipe, (), folder, log, number, {}))
-    return planned
 
 
 def missing(planned: Sequence[Planned]) -> list[str]:

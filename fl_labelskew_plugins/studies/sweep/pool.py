@@ -30,8 +30,8 @@ from fl_labelskew_plugins.runs.progress import Pause
 from fl_labelskew_plugins.runtimes.processes import end, how_it_ended
 from fl_labelskew_plugins.show.progress import clock, in_words
 from fl_labelskew_plugins.studies.finished import number
-from fl_labelskew_plugins.studies.reproduce import PrintLine, complete
-from fl_labelskew_plugins.studies.sweep.plan import Planned, missing, states_of
+from fl_labelskew_plugins.studies.reproduce import Planned, PrintLine, complete
+from fl_labelskew_plugins.studies.sweep.plan import missing, states_of
 
 MEMORY_SHARE = 0.8
 GRACE = 30.0  # seconds in which a terminated run can save its checkpoint

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from fl_labelskew_plugins.cli import table
-from fl_labelskew_plugins.machine.text import wrapped
+from fl_labelskew_plugins.machine.text import comma_separated, wrapped
 
 HEAD = ["method", "accuracy", "difference", "rounds"]
 ROWS = [
@@ -77,7 +77,7 @@ def test_markdown_and_csv_quote():
     assert lines.splitlines() == [
         "| method | best |", "| --- | ---: |", "| \\*\\*a\\*\\*\\|\\<b> | **1.0** |", "| \\[x](y) | *2.0 \\| 3* |",
     ]  # fmt: skip
-    assert table.comma_separated(["a", "b"], [["x,y", 'z"']]) == 'a,b\n"x,y","z"""'
+    assert comma_separated(["a", "b"], [["x,y", 'z"']]) == 'a,b\n"x,y","z"""'
 
 
 def test_latex_lines():

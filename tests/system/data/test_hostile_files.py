@@ -16,9 +16,9 @@ import pytest
 from error_messages import message
 from PIL import Image
 
-from fl_labelskew_plugins.cli import table
 from fl_labelskew_plugins.data import files, npz, pictures
 from fl_labelskew_plugins.data.table import Encoding, Feature, Table
+from fl_labelskew_plugins.machine.text import comma_separated
 from fl_labelskew_plugins.trained import predict
 
 EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n"
@@ -267,5 +267,5 @@ def test_formulas_in_tables_begin_with_an_apostrophe(tmp_path):
     with out.open(newline="") as stream:
         assert [row[0] for row in csv.reader(stream)][1:] == ESCAPED
     assert "'-0.5" not in out.read_text()
-    text = table.comma_separated(["=x"], [[formula] for formula in FORMULAS])
+    text = comma_separated(["=x"], [[formula] for formula in FORMULAS])
     assert [row[0] for row in csv.reader(io.StringIO(text))] == ["'=x", *ESCAPED]

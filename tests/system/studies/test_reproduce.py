@@ -76,7 +76,7 @@ def test_a_verdict_on_accuracies(expected, values, word):
 
 
 def test_values_of_a_run_for_each_measure(file, tmp_path):
-    (experiment,) = reproduce.experiments({"one": file}, [], tmp_path)
+    (experiment,) = reproduce.experiments({"one": file}, [], tmp_path, 1)
     accuracies = [0.1, 0.5, 0.9, 0.6, 0.7, 0.8]
     lines = [{"round": r, "accuracy": a, "balanced_accuracy": a / 2} for r, a in enumerate(accuracies)]
     run = FinishedRun("r", {}, lines)
@@ -132,9 +132,9 @@ def test_a_budget_is_shared_equally_and_unused_time_is_shared_again(file, tmp_pa
 
     monkeypatch.setattr(reproduce, "time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(reproduce, "complete", complete)
-    (experiment,) = experiments = reproduce.experiments({"one": file}, [], tmp_path / "out")
-    reproduce.run_all(experiments, 3, [].append, quiet=True, until=seconds)
-    assert [experiment.done(seed) for seed in range(3)] == done
+    (experiment,) = experiments = reproduce.experiments({"one": file}, [], tmp_path / "out", 3)
+    reproduce.run_all(experiments, [].append, quiet=True, until=seconds)
+    assert [len(run.folder.lines) for run in experiment.runs] == done
     assert now <= max(seconds, 3)
 
 
