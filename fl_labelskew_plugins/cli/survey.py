@@ -66,7 +66,7 @@ def survey_command(recipe: Path, overrides: tuple[str, ...], out: Path, compare:
 def _write_comparison(file: Path, checked: Recipe, recipe: Path, overrides: Sequence[str], survey: Survey) -> None:
     from fl_labelskew_plugins.params import absolute
     from fl_labelskew_plugins.recipe import shipped, yaml
-    from fl_labelskew_plugins.surveys.suggestions import comparison
+    from fl_labelskew_plugins.surveys.suggestions import comparison, evidence, suggestions
 
     changes, resolved = dict[str, Any](), checked.resolved()
     for name, _, text in (override.partition("=") for override in overrides):
@@ -74,7 +74,7 @@ def _write_comparison(file: Path, checked: Recipe, recipe: Path, overrides: Sequ
         path = absolute(value, Path())  # the sweep file may be in another folder
         changes[name] = path if key == "data_cache_dir" or path == resolved.get(section, {}).get(key) else value
     base = str(recipe) if str(recipe) in shipped.names() else os.path.relpath(recipe, file.parent)
-    content = yaml.write(comparison(base, changes, survey.suggestions))
+    content = yaml.write(comparison(base, changes, suggestions(evidence(survey.skew))))
     with writing(file):
         write_text(file, f"# labelskew sweep {clean(shlex.quote(str(file)), 4096)}\n{content}")
 
@@ -116,10 +116,10 @@ def _parts(survey: Survey) -> Iterator[str]:
 
 def _suggested(survey: Survey) -> str:
     from fl_labelskew_plugins.recipe import yaml
-    from fl_labelskew_plugins.surveys.suggestions import FEDAVG_ARGS, explained
+    from fl_labelskew_plugins.surveys.suggestions import FEDAVG_ARGS, evidence, explained, suggestions
 
-    rows = []
-    for one in survey.suggestions:
+    rows, situation = [], evidence(survey.skew)
+    for one in suggestions(situation):
         difference = "" if one.difference is None else f"{one.difference:+.2f}" if one.difference else "-"
         shown = {key: dict(keys) for key, keys in one.settings.items() if keys != FEDAVG_ARGS}
         lines = " and ".join(yaml.write({key: keys}).rstrip() for key, keys in shown.items())
@@ -131,7 +131,7 @@ def _suggested(survey: Survey) -> str:
     if survey.noise:
         use = "a sweep only simulates; to compare methods across silos, run each with --set, then labelskew report"
     optimizer = "Rows without train_args use federated_optimizer: FedAvg."
-    return "\n".join([wrapped(explained(survey.skew, survey.evidence)), texts, wrapped(optimizer), wrapped(use)])
+    return "\n".join([wrapped(explained(survey.skew, situation)), texts, wrapped(optimizer), wrapped(use)])
 
 
 def _row(survey: Survey, client: int) -> list[str]:

@@ -7,8 +7,7 @@ from fl_labelskew_registry.contracts import Batch, ClientView, Method
 from pydantic import Field
 from torch import Tensor
 
-from fl_labelskew_plugins import params
-from fl_labelskew_plugins.methods.fedntd import not_true_distillation
+from fl_labelskew_plugins.methods.fedntd import FedNTD, not_true_distillation
 from fl_labelskew_plugins.ops import frozen_model, on_device
 
 
@@ -44,9 +43,7 @@ class FedLMD(Method):
     bit-identical to plain cross-entropy. If a client has equally many samples of all classes, the loss is FedNTD's.
     """
 
-    class Params(params.Params):
-        beta: float = Field(1.0, ge=0, description="weight of the distillation; 0: plain cross-entropy")
-        tau: float = Field(1.0, gt=0, description="temperature of both models' outputs")
+    class Params(FedNTD.Params):
         teacher: Literal["global", "uniform"] = Field(
             "global", description="global: the server's model; uniform: equal targets without a model (FedLMD-Tf)"
         )

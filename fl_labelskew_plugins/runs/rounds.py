@@ -21,7 +21,8 @@ class Exchange(Protocol):
     """A runtime's communication with its clients."""
 
     def invite(self, round: int, clients: list[int]) -> list[int]:
-        """The participants among the sampled clients."""
+        """The participants among the sampled clients; default: all."""
+        return clients
 
     def uploads(self, round: int, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
         """Train clients; yield checked results, ascending; may omit failed clients."""

@@ -9,11 +9,11 @@ from fl_labelskew_plugins.engine.server import Hooks
 from fl_labelskew_plugins.engine.turn import fit
 from fl_labelskew_plugins.runs.pace import Pace
 from fl_labelskew_plugins.runs.record import Record
-from fl_labelskew_plugins.runs.rounds import Rounds
+from fl_labelskew_plugins.runs.rounds import Exchange, Rounds
 from fl_labelskew_plugins.tensors import State
 
 
-class Simulation:
+class Simulation(Exchange):
     """All clients and the server in this process; iterate to run the rounds, see :meth:`.Rounds.lines`.
 
     ``take``: a client's turn, see :func:`.engine.turn.fit`.
@@ -34,10 +34,6 @@ class Simulation:
             if not self.record.next_round:
                 self.server.open(self.session.openings())
             yield from self.rounds.lines(self)
-
-    def invite(self, round: int, clients: list[int]) -> list[int]:
-        """All clients."""
-        return clients
 
     def uploads(self, round: int, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
         """Train the clients one after the other."""

@@ -173,15 +173,11 @@ def sweep_names(folder: Path) -> dict[str, dict[str, str]]:
         return {
             run: {key: clean(name, 60) for key, name in names.items() if name}
             for run, names in content.items()
-            if _is_name(run)
+            # a folder's name, not a path outside the sweep's folder
+            if run not in ("", "..") and Path(run).name == run and len(run) < 256 and run.isprintable()
         }
     except (OSError, ValueError, AttributeError, RecursionError):  # the names are optional
         return {}
-
-
-def _is_name(run: str) -> bool:
-    """Whether this is a folder's name, not a path outside the sweep's folder."""
-    return run not in ("", "..") and Path(run).name == run and len(run) < 256 and run.isprintable()
 
 
 def read_all(paths: Iterable[Path]) -> tuple[list[FinishedRun], list[str]]:

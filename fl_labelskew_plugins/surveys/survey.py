@@ -19,7 +19,7 @@ from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.runs.folder import finite
 from fl_labelskew_plugins.runs.session import divided
 from fl_labelskew_plugins.surveys.skew import Skew, skew
-from fl_labelskew_plugins.surveys.suggestions import Situation, Suggestion, evidence, suggestions
+from fl_labelskew_plugins.surveys.suggestions import evidence, suggestions
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,16 +43,6 @@ class Survey:
     def skew(self) -> Skew:
         """Its measures."""
         return skew(self.counts)
-
-    @property
-    def evidence(self) -> Situation | None:
-        """The measured situation that is similar to these data."""
-        return evidence(self.skew)
-
-    @property
-    def suggestions(self) -> Sequence[Suggestion]:
-        """Methods to try."""
-        return suggestions(self.evidence)
 
     @property
     def notes(self) -> list[str]:
@@ -85,6 +75,7 @@ class Survey:
     def content(self) -> dict[str, Any]:
         """All content in JSON's types, with null for NaN."""
         measured, noise = self.skew, self.noise or [0.0] * len(self.clients)
+        situation = evidence(measured)
         columns = {"samples": measured.samples, **measured.measures()}
         clients = [
             {"name": name, "counts": self.counts[k].tolist(), "missing": np.flatnonzero(measured.missing[k]).tolist()}
@@ -110,8 +101,8 @@ class Survey:
                 "clients": clients,
                 "silent": dict(self.silent),
                 "notes": self.notes,
-                "evidence": self.evidence and self.evidence.name,
-                "suggestions": [asdict(suggestion) for suggestion in self.suggestions],
+                "evidence": situation and situation.name,
+                "suggestions": [asdict(suggestion) for suggestion in suggestions(situation)],
             }
         )
         return whole

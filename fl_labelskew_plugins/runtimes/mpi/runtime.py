@@ -20,7 +20,7 @@ from fl_labelskew_plugins.engine.threads import warn_if_too_many
 from fl_labelskew_plugins.machine.place import mpi_rank
 from fl_labelskew_plugins.runs.host import Host
 from fl_labelskew_plugins.runs.record import Record
-from fl_labelskew_plugins.runs.rounds import Rounds
+from fl_labelskew_plugins.runs.rounds import Exchange, Rounds
 from fl_labelskew_plugins.runs.session import Session, build
 from fl_labelskew_plugins.runtimes.base import Runtime
 from fl_labelskew_plugins.runtimes.mpi import launch
@@ -93,7 +93,7 @@ MAX_UPLOADS_PER_WORKER = 3
 log-normal sizes (sigma 1), 3 uploads make a round 5 % longer than no limit, 2 uploads 14 %."""
 
 
-class MPIServer(Manager):
+class MPIServer(Manager, Exchange):
     """Rank 0."""
 
     def __init__(self, host: Host, transport: MPITransport, session: Session, record: Record, nodes: Nodes) -> None:
@@ -118,10 +118,6 @@ class MPIServer(Manager):
         self.rounds.run(self)
         for worker in range(1, self.size):
             self.send(Kind.FINISH, worker)
-
-    def invite(self, round: int, clients: list[int]) -> list[int]:
-        """Return all clients."""
-        return clients
 
     def uploads(self, round: int, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
         """Assign the clients; yield their uploads, ascending."""

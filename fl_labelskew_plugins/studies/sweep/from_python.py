@@ -152,19 +152,19 @@ def _run(words: Sequence[str], planned: Sequence[Planned], *, quiet: bool) -> No
 def _table(planned: Sequence[Planned]) -> DataFrame:
     from pandas import DataFrame, Index
 
-    recipes = [run.recipe.resolved() for run in planned]
+    settings = [
+        {f"{section}.{key}": value for section, keys in run.recipe.resolved().items() for key, value in keys.items()}
+        for run in planned
+    ]
     places = dict.fromkeys(setting.partition("=")[0] for run in planned for setting in run.settings)
-    columns = {}
-    for place in places:
-        section, _, key = place.partition(".")
-        columns[place] = [recipe.get(section, {}).get(key) for recipe in recipes]
+    columns = {place: [values.get(place) for values in settings] for place in places}
     differing = {place: values for place, values in columns.items() if len(set(map(json.dumps, values))) > 1}
     rows = []
-    for number, run in enumerate(planned):
+    for run in planned:
         facts, lines = status.read_planned(run.folder.path), read_lines(run.folder.metrics)
         best = (best_test(lines) or {}).get(main_measure(lines).key)
         reason = facts.get("reason") or pool.error_in_log(run.log)
         state = status.FAILED if reason and facts["state"] == status.NOT_BEGUN else facts["state"]
-        row = {"state": state, "rounds": len(lines), "accuracy": facts.get("accuracy"), "best": best, "reason": reason}
-        rows.append(row | {place: values[number] for place, values in differing.items()})
-    return DataFrame(rows, index=Index([run.name for run in planned], name="run"))
+        accuracy = facts.get("accuracy")
+        rows.append({"state": state, "rounds": len(lines), "accuracy": accuracy, "best": best, "reason": reason})
+    return DataFrame(rows, index=Index([run.name for run in planned], name="run")).assign(**differing)
