@@ -54,11 +54,11 @@ def on_device(client: ClientView, name: str, tensor: Tensor, device: torch.devic
     return cast("Tensor", client.scratch[key])
 
 
-def frozen_model(client: ClientView) -> nn.Module:
-    """A frozen copy of the client's model."""
+def frozen_model(client: ClientView, weights: Mapping[str, Tensor] | None = None) -> nn.Module:
+    """A frozen copy of the client's model, or one with other ``weights``."""
     assert client.frozen is not None
     assert client.model is not None
-    return client.frozen(client.model.state_dict())
+    return client.frozen(weights or client.model.state_dict())
 
 
 def noise_of(client: ClientView) -> np.random.Generator:

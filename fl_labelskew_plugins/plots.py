@@ -13,21 +13,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.files import FULL, replacing
 from fl_labelskew_plugins.machine.text import TERMS, clean
 
+Lines = Mapping[str, Mapping[int, Sequence[float]]]  # label to round to the value of each seed or client
 PICTURES = "FL_LABELSKEW_PICTURES"  # environment variable; `no` disables a run's plots
 
 
 def heat_map(
-    counts: np.ndarray[Any, np.dtype[np.int64]],
-    class_names: Sequence[str],
-    path: Path,
-    *,
-    title: str,
-    clients: Sequence[str] | None = None,
+    counts: NDArray[np.int64], class_names: Sequence[str], path: Path, *, title: str, clients: Sequence[str] = ()
 ) -> None:
     """Write a heat map of sample counts ``(K, C)``: classes down, clients across."""
     picture, axes = figure(min(16, 2.6 + 0.5 * len(counts)), min(12, 1.6 + 0.38 * len(class_names)))
@@ -39,7 +36,7 @@ def heat_map(
     save(picture, path)
 
 
-def heat(axes: Any, counts: np.ndarray[Any, np.dtype[np.int64]], max_samples: int | None = None) -> Any:
+def heat(axes: Any, counts: NDArray[np.int64], max_samples: int | None = None) -> Any:
     """Draw the image of :func:`heat_map`; ``max_samples``: samples of the darkest colour."""
     table = np.where(counts == 0, np.nan, counts).T
     axes.set_xlabel("client")
@@ -59,7 +56,7 @@ def confusion(counts: Sequence[Sequence[int]], class_names: Sequence[str], path:
 
 
 def _finish_table(
-    axes: Any, counts: np.ndarray[Any, Any], shades: np.ndarray[Any, Any], rows: Sequence[str], columns: Sequence[str]
+    axes: Any, counts: NDArray[Any], shades: NDArray[Any], rows: Sequence[str], columns: Sequence[str]
 ) -> None:
     """Name up to 40 rows and columns, and write the numbers of small tables; ``shades``: 0 (light) to 1."""
     if len(rows) <= 40:
@@ -146,14 +143,14 @@ def looks(methods: Mapping[str, str]) -> dict[str, LineStyle]:
 
 
 def compare(
-    settings: Mapping[str, Mapping[str, Mapping[int, Sequence[float]]]],
+    settings: Mapping[str, Lines],
     path: Path,
     *,
     methods: Mapping[str, str] | None = None,
     width: float | None = None,
     tested: str = "",
 ) -> None:
-    """Plot the accuracies (0 to 1) of setting, label and round, one per seed; ``tested``: name of the test samples."""
+    """Plot the accuracies (0 to 1) of each setting; ``tested``: name of the test samples."""
     percent: dict[str, dict[str, dict[int, list[float]]]] = {}
     for setting, groups in settings.items():
         percent[setting] = {}
@@ -164,7 +161,7 @@ def compare(
 
 
 def charts(
-    measures: Mapping[str, Mapping[str, Mapping[str, Mapping[int, Sequence[float]]]]],
+    measures: Mapping[str, Mapping[str, Lines]],
     path: Path,
     *,
     methods: Mapping[str, str] | None = None,
@@ -175,8 +172,8 @@ def charts(
 ) -> None:
     """Plot means over the rounds in bands of one sample standard deviation, one chart per measure and setting.
 
-    ``measures``: axis label to setting to label to round to the value of each seed or client; ``methods``: of labels,
-    see :func:`looks`; ``limits``: of a band; ``log``: of the value axis; ``over``: name of the averaged items.
+    ``measures``: axis label to setting to its lines; ``methods``: of labels, see :func:`looks`; ``limits``: of a band;
+    ``log``: of the value axis; ``over``: name of the averaged items.
     """
     every = [groups for settings in measures.values() for groups in settings.values()]
     labels = list(dict.fromkeys(label for groups in every for label in groups))
@@ -318,8 +315,8 @@ def colour(label: int, classes: int) -> Any:
 
 def scatter(
     axes: Any,
-    points: np.ndarray[Any, np.dtype[np.float32]],
-    labels: np.ndarray[Any, np.dtype[np.int64]],
+    points: NDArray[np.float32],
+    labels: NDArray[np.int64],
     *,
     classes: int,
     solid: Sequence[int] | None = None,

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fl_labelskew_plugins import params
-from fl_labelskew_plugins.ops import check_choice, full, keep_private, private_model
+from fl_labelskew_plugins.ops import check_choice, frozen_model, full, keep_private, private_model
 
 Mixture = Literal["logits", "probabilities"]
 Start = Literal["random", "general"]
@@ -72,15 +72,13 @@ class FLDA(Method):
     def before_round(self, client: ClientView) -> None:
         if self.params.general_share == 1:
             return
-        general, frozen = client.model, client.frozen
-        assert general is not None
-        assert frozen is not None
+        assert client.model is not None
         kept = private_model(client.state, PRIVATE)
         if kept is None and self.params.private_start == "random":
             assert client.fresh is not None
             kept = dict(client.fresh())
-        expert = frozen(kept or general.state_dict())
-        for private, shared in zip(expert.parameters(), general.parameters(), strict=True):
+        expert = frozen_model(client, kept)
+        for private, shared in zip(expert.parameters(), client.model.parameters(), strict=True):
             private.requires_grad_(shared.requires_grad)
         client.scratch[EXPERT] = expert
         if self.params.general_share is None:

@@ -95,8 +95,7 @@ class InheritedPrivateModel(Method):
 
     def after_round(self, client: ClientView) -> None:
         """Equation 10; integer buffers, such as batch normalisation's counter, are the personalised model's."""
-        if client.model is None:
-            return
+        assert client.model is not None
         run = client.federation
         mu = hpm_momentum(
             client.times_selected - (self.params.hpm_count == "algorithm"),

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from fl_labelskew_plugins import params
-from fl_labelskew_plugins.ops import full, keep_private, private_model, unit
+from fl_labelskew_plugins.ops import frozen_model, full, keep_private, private_model, unit
 
 PREFIX = "moon."
 TEACHERS = "moon.teachers"
@@ -72,8 +72,8 @@ class MOON(Method):
 
     def before_round(self, client: ClientView) -> None:
         previous = private_model(client.state, PREFIX)
-        if self.params.mu > 0 and previous is not None and client.frozen is not None and client.model is not None:
-            client.scratch[TEACHERS] = client.frozen(client.model.state_dict()), client.frozen(previous)
+        if self.params.mu > 0 and previous is not None:
+            client.scratch[TEACHERS] = frozen_model(client), frozen_model(client, previous)
 
     def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
         teachers: Any = client.scratch.get(TEACHERS)

@@ -30,7 +30,7 @@ TestedPart = Literal["all", "test"]
 
 
 def evaluate(
-    trained: Trained, folder: Path, part: TestedPart | None = None, settings: Mapping[str, Any] | None = None
+    trained: Trained, folder: Path, part: TestedPart | None = None, settings: Mapping[str, Any] = {}
 ) -> dict[str, Any]:
     """Measure a model on the data in a folder or file; raise LabelSkewError if they do not fit the model.
 
@@ -41,7 +41,7 @@ def evaluate(
         Among others, ``total`` (samples, None if only the test part was read), :data:`MEASURES` between 0 and 1 over
         classes that occur, and ``confusion``, counts by true class (rows) and prediction. Without samples: None.
     """
-    data, read = _data(trained, folder, part, settings or {})
+    data, read = _data(trained, folder, part, settings)
     predicted = torch.cat([logits.argmax(1) for logits in map(trained.logits, _batches(trained, data, folder))])
     labels, names = torch.from_numpy(data.test.y), trained.about.class_names
     matrix = metrics.confusion(predicted, labels, len(names))

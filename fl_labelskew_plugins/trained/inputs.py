@@ -50,11 +50,7 @@ def listed(places: Sequence[Path]) -> list[Path]:
 
 
 def batches(
-    trained: Trained,
-    files: Sequence[Path],
-    size: int,
-    unreadable: list[str],
-    settings: Mapping[str, Any] | None = None,
+    trained: Trained, files: Sequence[Path], size: int, unreadable: list[str], settings: Mapping[str, Any] = {}
 ) -> Iterator[InputBatch]:
     """Read samples, at most ``size`` at a time; append errors of bad files to ``unreadable``.
 
@@ -62,7 +58,7 @@ def batches(
     """
     for picture, group in groupby(files, key=lambda file: not holds_many(file)):
         if picture:
-            yield from _pictures(trained, list(group), size, unreadable, settings or {})
+            yield from _pictures(trained, list(group), size, unreadable, settings)
             continue
         for file in group:
             where = clean(file, 4096)
@@ -91,13 +87,13 @@ def cut(samples: NDArray[Any], size: int, name: str, numbers: NDArray[np.int64] 
         yield InputBatch([f"{name}[{number}]" for number in numbers[part]], samples[part])
 
 
-def table_of(trained: Trained, settings: Mapping[str, Any] | None = None) -> Table:
+def table_of(trained: Trained, settings: Mapping[str, Any] = {}) -> Table:
     """The data set that reads tables for a model; raises LabelSkewError for other models."""
     about, where = trained.about, clean(trained.file, 4096)
     if about.dataset != "table":
         problem = f"was trained on {about.dataset}, whose samples are not rows of a table"
         raise mistake(where, problem, "pictures" if about.picture else _archives(about))
-    dataset = reader(trained, {}, settings or {})
+    dataset = reader(trained, {}, settings)
     assert isinstance(dataset, Table)
     return dataset
 
