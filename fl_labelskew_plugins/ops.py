@@ -3,22 +3,17 @@
 ``C`` classes, ``B`` samples of a batch, ``d`` features, ``n_c`` a client's samples of class ``c``.
 """
 
-from __future__ import annotations
-
 import math
 import operator
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import reduce
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from fl_labelskew_registry.contracts import ClientView, Federation, LocalWork, Total
-    from torch import Tensor, nn
+from fl_labelskew_registry.contracts import ClientView, Federation, LocalWork, Total
+from torch import Tensor, nn
 
 Scaling = Literal["indicator", "proportional"]
 
@@ -51,7 +46,7 @@ def on_device(client: ClientView, name: str, tensor: Tensor, device: torch.devic
     key = f"{name}@{device}"
     if key not in client.scratch:
         client.scratch[key] = tensor.to(device)
-    return cast("Tensor", client.scratch[key])
+    return cast(Tensor, client.scratch[key])
 
 
 def frozen_model(client: ClientView, weights: Mapping[str, Tensor] | None = None) -> nn.Module:
@@ -113,7 +108,7 @@ class _ValueWithGradient(torch.autograd.Function):
 
 def value_with_gradient(tensor: Tensor, value: Tensor, gradient: Tensor) -> Tensor:
     """A scalar with a known ``gradient`` with respect to ``tensor``, without autograd's bookkeeping."""
-    return cast("Tensor", _ValueWithGradient.apply(tensor, value, gradient))
+    return cast(Tensor, _ValueWithGradient.apply(tensor, value, gradient))
 
 
 def restricted_logits(

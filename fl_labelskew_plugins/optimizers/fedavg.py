@@ -1,7 +1,4 @@
-"""FedAvg: Communication-Efficient Learning of Deep Networks from Decentralized Data.
-
-H. B. McMahan, E. Moore, D. Ramage, S. Hampson, B. Agueera y Arcas.
-"""
+"""FedAvg: Communication-Efficient Learning of Deep Networks from Decentralized Data."""
 
 from fl_labelskew_registry.contracts import Optimizer
 

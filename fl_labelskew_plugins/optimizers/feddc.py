@@ -1,7 +1,5 @@
 r"""FedDC: Federated Learning with Non-IID Data via Local Drift Decoupling and Correction.
 
-L. Gao, H. Fu, L. Li, Y. Chen, M. Xu, C.-Z. Xu.
-
 Section 3 and algorithm 1. A client keeps its drift ``h_k`` and minimises
 
 .. math:: L_k(\theta) + \frac\alpha2 \lVert h_k + \theta - w \rVert^2 + \frac{1}{\eta K} \langle \theta, g_k - g \rangle

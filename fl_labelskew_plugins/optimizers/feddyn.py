@@ -1,7 +1,5 @@
 r"""FedDyn: Federated Learning Based on Dynamic Regularization.
 
-D. A. E. Acar, Y. Zhao, R. Matas Navarro, M. Mattina, P. N. Whatmough, V. Saligrama.
-
 Algorithm 1. A client minimises (eq. 1)
 
 .. math:: L_k(\theta) - \langle \nabla_k, \theta \rangle + \frac\alpha2 \lVert \theta - \theta^{t-1} \rVert^2

@@ -1,7 +1,5 @@
 r"""FedLESAM: locally estimated global perturbations in sharpness-aware minimisation.
 
-Z. Fan, S. Hu, J. Yao, G. Niu, Y. Zhang, M. Sugiyama, Y. Wang.
-
 Each local step of round ``t`` uses the gradient at weights that are moved against the last change of the server's
 model:
 

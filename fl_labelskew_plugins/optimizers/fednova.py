@@ -1,7 +1,5 @@
 """FedNova: Tackling the Objective Inconsistency Problem in Heterogeneous Federated Optimization.
 
-J. Wang, Q. Liu, H. Liang, G. Joshi, H. V. Poor.
-
 Equation 6: a client's change is divided by ``tau_k`` (:func:`.sum_of_coefficients`); the mean is multiplied by
 ``tau_eff = sum p_k tau_k``. Equal steps on all clients are FedAvg except for rounding. The proximal term of section 5
 and the authors' server momentum are omitted.

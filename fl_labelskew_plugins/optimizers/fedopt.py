@@ -1,7 +1,5 @@
 """FedOpt: Adaptive Federated Optimization.
 
-S. J. Reddi, Z. Charles, M. Zaheer, Z. Garrett, K. Rush, J. Konecny, S. Kumar, H. B. McMahan.
-
 Algorithm 2: the mean change of the uploads is the gradient for the server's optimiser. ``sgd`` with ``server_momentum``
 is FedAvgM, and with ``server_lr = 1`` and no momentum FedAvg except for rounding.
 """

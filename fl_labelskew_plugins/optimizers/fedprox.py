@@ -1,7 +1,5 @@
 """FedProx: Federated Optimization in Heterogeneous Networks.
 
-T. Li, A. K. Sahu, M. Zaheer, M. Sanjabi, A. Talwalkar, V. Smith.
-
 Equation 2: a client minimises ``F_k(w) + mu/2 ||w - w_t||^2``. ``fedprox_mu = 0`` is FedAvg, bit for bit.
 """
 

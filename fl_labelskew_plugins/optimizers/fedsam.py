@@ -1,6 +1,6 @@
 r"""FedSAM: sharpness-aware minimisation in local training.
 
-Z. Qu, X. Li, R. Duan, Y. Liu, B. Tang, Z. Lu. Also D. Caldarola, B. Caputo, M. Ciccone. ECCV 2022.
+The method is also that of D. Caldarola, B. Caputo, M. Ciccone, ECCV 2022.
 
 Each local step uses the gradient at weights that are moved uphill:
 

@@ -1,7 +1,5 @@
 r"""Mime: Breaking the Centralized Barrier for Cross-Device Federated Learning.
 
-S. P. Karimireddy, M. Jaggi, S. Kale, M. Mohri, S. J. Reddi, S. U. Stich, A. T. Suresh.
-
 Algorithm 1 with SGD and momentum as the base optimiser (table 1): every local step mixes in the server's momentum
 ``s``, which is constant during the round,
 

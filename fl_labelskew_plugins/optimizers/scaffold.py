@@ -1,7 +1,5 @@
 r"""SCAFFOLD: Stochastic Controlled Averaging for Federated Learning.
 
-S. P. Karimireddy, S. Kale, M. Mohri, S. J. Reddi, S. U. Stich, A. T. Suresh.
-
 Algorithm 1 with option II; option I, the gradient at the server's weights, is omitted. A local step follows ``g(y) -
 c_k + c`` (line 10). Afterwards the control variate becomes (line 12)
 

@@ -13,7 +13,8 @@ from fl_labelskew_plugins.machine.files import write_text
 class CSV(Tracker):
     """A row per round in rounds.csv of the run's folder; rounds count from 1, missing values are empty."""
 
-    Params = params.Params
+    class Params(params.Params):
+        """None."""
 
     def begin(self, run: TrackedRun) -> None:
         self._lines = [*run.earlier]

@@ -12,7 +12,8 @@ from fl_labelskew_plugins.machine import extras
 class TensorBoard(Tracker):
     """Event files in the folder tensorboard/ of the run's folder; steps are rounds, from 1."""
 
-    Params = params.Params
+    class Params(params.Params):
+        """None."""
 
     def begin(self, run: TrackedRun) -> None:
         """Begin an event file; hide repeated rounds in earlier files, or without one add complete rounds."""

@@ -1,7 +1,5 @@
 """Load a model's file."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -30,6 +28,23 @@ from fl_labelskew_plugins.tensors import Weights
 
 LAST, BEST = "model.safetensors", "best.safetensors"
 SMALL = 2**20  # numbers in a batch without an estimate of the layers' memory, which takes seconds
+
+
+class Whole(nn.Module):
+    """A network after normalisation, from samples ``(B, ...)`` to logits ``(B, C)``."""
+
+    def __init__(self, network: nn.Module, about: About) -> None:
+        super().__init__()
+        self.network = network
+        mean, std, dims = tuple(about.mean or ()), tuple(about.std or ()), len(about.input_shape) + 1
+        dtype = getattr(torch, about.dtype)
+        self.normalise = normaliser(mean, std, dims=dims, dtype=dtype, device=torch.device("cpu"))
+        self.eval()
+
+    def forward(self, samples: Tensor) -> Tensor:
+        """Logits, float32."""
+        logits: Tensor = self.network(self.normalise(samples)).float()
+        return logits
 
 
 @dataclass(frozen=True)
@@ -88,23 +103,6 @@ class Trained:
             for hook in hooks:
                 hook.remove()
         return 3 * max(sizes)
-
-
-class Whole(nn.Module):
-    """A network after normalisation, from samples ``(B, ...)`` to logits ``(B, C)``."""
-
-    def __init__(self, network: nn.Module, about: About) -> None:
-        super().__init__()
-        self.network = network
-        mean, std, dims = tuple(about.mean or ()), tuple(about.std or ()), len(about.input_shape) + 1
-        dtype = getattr(torch, about.dtype)
-        self.normalise = normaliser(mean, std, dims=dims, dtype=dtype, device=torch.device("cpu"))
-        self.eval()
-
-    def forward(self, samples: Tensor) -> Tensor:
-        """Logits, float32."""
-        logits: Tensor = self.network(self.normalise(samples)).float()
-        return logits
 
 
 def load(file: Path, network: Network | None = None, *, code: str | None = None) -> Trained:
