@@ -1,8 +1,8 @@
 """The ledger of clients' answers, their epsilon, and the answers that a budget allows.
 
-Epsilon is the smaller of two bounds: Renyi differential privacy (Mironov, CSF 2017), and pure bounds of Laplace noise
-plus the exact bound of Gaussian noise (Balle and Wang, ICML 2018). For discrete Gaussian noise only the first applies,
-as for Gaussian noise (Kairouz, Liu, Steinke, ICML 2021, theorem 1). Sampling does not amplify it, see docs/privacy.md.
+Epsilon is the smaller of two bounds (docs/privacy.md): Renyi differential privacy (Mironov, CSF 2017), and pure bounds
+of Laplace noise plus the exact bound of Gaussian noise (Balle and Wang, ICML 2018). For discrete Gaussian noise only
+the first applies, as for Gaussian noise (Kairouz, Liu, Steinke, ICML 2021, theorem 1).
 """
 
 import fcntl

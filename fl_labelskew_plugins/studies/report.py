@@ -229,10 +229,7 @@ def _rank(frame: DataFrame) -> None:
 
 
 def _compare(frame: DataFrame, baseline: str, last: int) -> None:
-    """Add columns: rounds to the baseline's best (FedMR's table 4, FedShift's table 2), difference from its accuracy.
-
-    Papers have no rule for seeds; here, the mean over seeds must reach the baseline's highest mean.
-    """
+    """Add the columns that compare rows with the baseline, see docs/sweeps.md."""
     frame[["rounds to baseline", "speedup", "rounds without reaching", *DIFFERENCE]] = math.nan
     means = [
         {r: statistics.fmean(values) for r, values in sorted(curve.items()) if len(values) == len(runs)}

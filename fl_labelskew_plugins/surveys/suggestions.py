@@ -85,11 +85,7 @@ FedAvg in any measured situation."""
 
 
 def evidence(skew: Skew) -> Situation | None:
-    """The measured situation that is similar to the data, if any.
-
-    The numbers of clients differ by a factor of at most 2, the shares of missing (client, class) pairs by at most 15
-    points, and the ratios of the clients' sizes by a factor of at most 3.
-    """
+    """The measured situation that is similar to the data (docs/survey.md), if any."""
     if skew.beyond_chance <= ALIKE:
         return None
     clients, sizes = int((skew.samples > 0).sum()), skew.size_ratio

@@ -110,11 +110,7 @@ class RunProcess:
 
 @dataclass
 class Pool:
-    """Run processes, ``slots`` at a time within ``bound`` bytes.
-
-    A run's estimated memory is the highest ``peak_mb`` on the same data and network. A run without an
-    estimate is the only one until it has finished a round.
-    """
+    """Run processes, ``slots`` at a time within ``bound`` bytes, with the estimates of docs/sweeps.md."""
 
     all: Sequence[Planned]
     waiting: list[Planned]
