@@ -22,7 +22,6 @@ from fl_labelskew_plugins.studies.finished import PLACES, SETTING_KEYS, Finished
 
 Curve = dict[int, list[float]]  # round, from 1, to the accuracy of each seed
 PLAIN_OPTIMIZER = "FedAvg"
-FEDAVG = "fedavg"
 NAMES = {
     "method": ("method_args.method", "?"),
     "optimizer": ("train_args.federated_optimizer", PLAIN_OPTIMIZER),
@@ -78,7 +77,7 @@ def rows(groups: Sequence[Sequence[FinishedRun]], last: int, baseline: str = "fe
     _use_sweep_names(frame)
     # rows are compared only with rows of the same measure
     frame["setting"] += (", " + frame["test"]).where(frame["test"] != NAMED[GLOBAL].name, "")
-    if baseline not in (*frame["label"], *frame["method"], FEDAVG):
+    if baseline not in (*frame["label"], *frame["method"], "fedavg"):
         raise LabelSkewError(f"baseline: {unknown(baseline, names_in(frame, 'label', 'method'))}")
     _measure(frame, last)
     _rank(frame)
