@@ -33,6 +33,7 @@ MINUTE = 60.0
 # further lines of an event and a peer are only counted, so that no peer can fill the disk
 EVENTS_PER_MINUTE = dict.fromkeys(("connected", "left", "refused"), 60)
 MESSAGES_PER_MINUTE = 1200
+ANSWERS, ANSWERS_PER_MINUTE = ("OPENING", "UPLOAD", "TESTED", "SURVEY", "MASKED"), 60  # of a silo, for each round
 
 
 class Audit:
@@ -101,9 +102,10 @@ class Audit:
             self._write_repeated()
             while self._waiting:
                 line = self._waiting.popleft()
-                seen = self._seen.setdefault((line["event"], line.get("rank"), line.get("fingerprint")), [0, line])
+                parts = "event", "rank", "fingerprint", *(("kind", "round") if _is_answer(line) else ())
+                seen = self._seen.setdefault(tuple(map(line.get, parts)), [0, line])
                 seen[0] += 1
-                if seen[0] <= EVENTS_PER_MINUTE.get(line["event"], MESSAGES_PER_MINUTE):
+                if seen[0] <= _most(line):
                     self._append(line)
         finally:
             self._busy = False
@@ -111,10 +113,11 @@ class Audit:
     def _write_repeated(self, *, now: bool = False) -> None:
         if not now and time.monotonic() - self._seen_since < MINUTE:
             return
-        for (event, *_), (times, line) in self._seen.items():
-            if (more := times - EVENTS_PER_MINUTE.get(event, MESSAGES_PER_MINUTE)) > 0:
-                known = {key: line[key] for key in ("rank", "peer", "fingerprint") if key in line}
-                self._append({"event": "repeated", **known, "times": more, "reason": event})
+        for times, line in self._seen.values():
+            if (more := times - _most(line)) > 0:
+                parts = "rank", "peer", "fingerprint", *(("kind", "round") if _is_answer(line) else ())
+                known = {key: line[key] for key in parts if key in line}
+                self._append({"event": "repeated", **known, "times": more, "reason": line["event"]})
         self._seen, self._seen_since = {}, time.monotonic()
 
     def _append(self, facts: Mapping[str, Any]) -> None:
@@ -186,6 +189,16 @@ class Audit:
             self._cut = {"event": "repaired", "bytes": len(half), "reason": reason}
         if not self.last:
             self._write({"event": "began", "log": secrets.token_hex(16)})
+
+
+def _is_answer(line: Mapping[str, Any]) -> bool:
+    """Whether a line has a limit for its kind and round, so that repeats of one answer do not hide another one."""
+    return line["event"] == "sent" and line.get("kind") in ANSWERS
+
+
+def _most(line: Mapping[str, Any]) -> int:
+    """Lines of this kind per minute and peer."""
+    return ANSWERS_PER_MINUTE if _is_answer(line) else EVENTS_PER_MINUTE.get(line["event"], MESSAGES_PER_MINUTE)
 
 
 def files(folder: Path) -> list[Path]:

@@ -44,6 +44,7 @@ from fl_labelskew_plugins.runtimes import wire
 from fl_labelskew_plugins.runtimes.silo import facts, keys
 from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
 from fl_labelskew_plugins.runtimes.silo.facts import Facts, SiloData
+from fl_labelskew_plugins.runtimes.silo.flood import Flood
 from fl_labelskew_plugins.runtimes.silo.guard import Guard, PolicyError, request_digest
 from fl_labelskew_plugins.runtimes.transport import SERVER, Kind, Manager, Message, reason, upload_meta, upload_tensors
 from fl_labelskew_plugins.runtimes.transport import upload as parse_upload
@@ -221,6 +222,7 @@ class SiloClient(Manager):
         super().__init__(host, transport, rank, recipe.train.client_num_in_total + 1)
         self.recipe, self.data, self.folder, self.show = recipe, data, folder, show
         self.guard, self.ledger = guard, ledger
+        self.flood = Flood(show.note)
         self.client = rank - 1
         self.failure: LabelSkewError | None = None
         self.session: Session
@@ -294,12 +296,11 @@ class SiloClient(Manager):
             model = num_bytes(session.start.values())  # shared tensors may have three times its size
             self.transport.limits |= dict.fromkeys((Kind.TRAIN, Kind.TEST, Kind.FINISH), 4 * model + 64 * 2**20)
             self.run_folder = OwnFolder(self.folder, self.recipe.name, self.run_name)
-            self.run_folder.create()
             self._over = self.run_folder.over(federation.rounds)
             self.states = Versions(self.run_folder.path / "states")
             of_total = f" of {federation.num_samples}" if federation.num_samples else ""
             samples = counted(data.facts.samples, "training sample")
-            self.show.note(f"joined: {samples}{of_total}, {counted(federation.rounds, 'round')}")
+            self.flood.print_event("joined:", f"{samples}{of_total}, {counted(federation.rounds, 'round')}", most=5)
         self.answers.open(self.session, federation)
         self._send_upload()  # it may have been lost with the connection
 
@@ -487,6 +488,7 @@ class SiloClient(Manager):
             total = self.session.federation.rounds
             rounds = facts.number({"rounds": total, **meta}, "rounds", 0, total, "FINISH")
         if self.run_name and not self._over:
+            self.run_folder.create()
             weights = group(message.tensors, "model")
             check_upload(weights, self.session.start, where="the server's final model")
             last = facts.number(meta, "state_round", -1, total - 1, "FINISH")
@@ -520,7 +522,7 @@ class SiloClient(Manager):
 
 
 class OwnFolder(RunFolder):
-    """A run's folder in a silo's folder, found by ``run``, 16 hexadecimal digits."""
+    """A run's folder in a silo's folder, found by ``run``, 16 hexadecimal digits; created when something is written."""
 
     def __init__(self, folder: Path, name: str, run: str) -> None:
         earlier = sorted(folder.glob(f"*{run}"))
@@ -538,12 +540,17 @@ class OwnFolder(RunFolder):
         line: dict[str, Any] = {"round": round, "loss_terms": result.loss_terms}
         if result.personalised is not None:
             line["personalised_accuracy"] = result.personalised[0] / result.personalised[1]
+        self.create()
         self.truncate(round)
         self.append(self.metrics, line | sizes)
 
     def tested(self, round: int, measures: Mapping[str, Any]) -> None:
-        """Record a test in the line of the round's training, if any."""
-        line = next((line for line in read_lines(self.metrics) if line["round"] == round), {"round": round})
+        """Record a test in the line of the round's training, if any; ignore a test of an earlier round."""
+        lines = read_lines(self.metrics)
+        if lines and lines[-1]["round"] > round:
+            return
+        line = next((line for line in lines if line["round"] == round), {"round": round})
+        self.create()
         self.truncate(round)
         self.append(self.metrics, {**line, **measures})
 

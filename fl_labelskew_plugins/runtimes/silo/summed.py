@@ -59,6 +59,7 @@ from fl_labelskew_plugins.runtimes.wire import plain
 from fl_labelskew_plugins.tensors import State, Weights, joined
 
 NOISE = "adds only noise to the sum of this round"
+MAX_WARNINGS = 20  # of one kind per minute
 OPENED = "opened.json"  # the opening sum, its numbers of training and test samples, and its clients
 
 
@@ -299,7 +300,7 @@ class SummedAnswers(Answers):
             self._vector,
             self._noisy if self._noise else None,
             silo.send,
-            partial(silo.show.note, level=log.WARNING),
+            self._warn,
             silo.transport.audit,
             sizes=sizes(recipe),
         )
@@ -463,6 +464,10 @@ class SummedAnswers(Answers):
     def handle_verdict(self) -> None:
         """Forget all keys and masks."""
         self._sums.end()
+
+    def _warn(self, text: str) -> None:
+        print_line = partial(self.silo.show.note, level=log.WARNING)
+        self.silo.flood.print_event("sums:", text, most=MAX_WARNINGS, print_line=print_line)
 
     def _take_step(self, message: Message) -> None:
         self.silo.check_joined("a sum")

@@ -190,6 +190,18 @@ def test_endless_connections_do_not_fill_the_disk(tmp_path, monkeypatch):
     audit.verify(tmp_path)
 
 
+def test_repeats_of_an_answer_do_not_hide_another_answer(tmp_path):
+    log = Audit()
+    log.open(tmp_path, "silo-1")
+    for _ in range(1300):
+        log.note("sent", rank=0, kind="UPLOAD", round=0)
+    log.note("sent", rank=0, kind="UPLOAD", round=1)
+    log.close()
+    found = [content for _, _, content in audit.read(tmp_path) if content["event"] in ("sent", "repeated")]
+    assert [line["round"] for line in found] == [0] * 60 + [1, 0]
+    assert (found[-1]["event"], found[-1]["kind"], found[-1]["times"]) == ("repeated", "UPLOAD", 1240)
+
+
 def test_foreign_text_is_cleaned_and_shortened(tmp_path):
     log = Audit()
     log.note("connected", rank=2)  # before the folder is known

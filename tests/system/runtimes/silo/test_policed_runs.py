@@ -11,6 +11,7 @@ import pytest
 import torch
 from federations import audited, fingerprint
 
+from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.runs import session
 from fl_labelskew_plugins.runtimes.silo import certs, facts
@@ -111,6 +112,16 @@ def test_a_server_cannot_reopen_a_run_that_is_over(scene, federation):
     _, process = scene({}, over=True, factor=0.0)
     assert f"the run is over; results: {folder}" in process.text
     assert {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()} == kept
+
+
+def test_a_late_test_keeps_a_silos_records_of_later_rounds(scene, federation):
+    federation.overrides = [*federation.overrides, "validation_args.per_client=true"]
+    test = (0, 1.0, Kind.TEST)
+    scene({}, [(0, 1.0), test, (1, 1.0), test])
+    (folder,) = (federation.folder / "silo-1").glob("*" + "a" * 16)
+    lines = read_lines(folder / "metrics.jsonl")
+    assert [(line["round"], "accuracy" in line) for line in lines] == [(0, True), (1, False)]
+    assert json.loads((folder / "summary.json").read_text())["rounds"] == 2
 
 
 def test_a_server_gets_at_most_the_answers_of_the_policy(scene, federation):

@@ -190,6 +190,14 @@ def test_fields_of_messages_from_the_server(client):
         assert "Traceback" not in line
 
 
+def test_many_names_of_runs_create_no_folders(client, tmp_path):
+    before = sorted(tmp_path.rglob("*"))
+    for number in range(50):
+        assert failure(client, good(Kind.WELCOME, 0, meta=client.welcome | {"run": f"{number:016x}"})) is None
+    assert sorted(tmp_path.rglob("*")) == before
+    assert sum(line.startswith("joined: ") for line in client.lines) == 5
+
+
 def test_a_round_after_the_last_one_is_refused_before_it_is_recorded(client, monkeypatch):
     """Otherwise a silo would refuse all smaller rounds of the run."""
     recorded = []
