@@ -47,7 +47,7 @@ def check() -> str:
 
 
 def launch(command: list[str], processes: int, *, run_dir: Path, environment: dict[str, str]) -> None:
-    """Run a command in every rank of a new ``mpirun`` on this machine; ``environment`` contains :data:`.typed.RESUME`.
+    """Run a command in every rank of a new ``mpirun`` on this machine; ``environment`` contains :data:`.place.RESUME`.
 
     Raises:
         LabelSkewError: ``mpirun`` or mpi4py is missing.
