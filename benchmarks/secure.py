@@ -161,9 +161,8 @@ def main() -> None:
     options = parser.parse_args()
     numbers, rounds = ([4], 4) if options.tiny else ([5] if options.quick else [5, 10, 20], 7)
     shares_table([4] if options.tiny else [5, 10, 20, 50, 100], times=2 if options.tiny else 5)
-    print(
-        "| silos | lost | MB a round | times the clear | server, s | beyond the clear | a silo, s | beyond the clear |"
-    )
+    head = ["silos", "lost", "MB per round", "MB / MB of clear", "server, CPU s", "difference from clear"]
+    print(f"| {' | '.join([*head, 'a silo, CPU s', 'difference from clear'])} |")
     print("|---|---|---|---|---|---|---|---|")
     for silos in numbers:
         clear = Cost(0.0, 0.0, 0.0)

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 
 from fl_labelskew_plugins.engine.ring import Vector
 from fl_labelskew_plugins.machine.files import check_regular, read_bytes, read_text, replacing, write_text
+from fl_labelskew_plugins.machine.text import counted
 from fl_labelskew_plugins.recipe.model import POLICY
 from fl_labelskew_plugins.runtimes.silo.secure.attempt import (
     OPENING,
@@ -112,7 +113,8 @@ class Account:
         opened.discard(round)
         if (before, times) != (last := max(opened, default=-1), len(opened) + 1):
             what = f"the server continues from round {before + 1} and has selected this silo {times} times"
-            here = f"this silo has recorded {len(opened)} sums before this round, the last one in round {last + 1}"
+            sums = counted(len(opened), "sum")
+            here = f"this silo has recorded {sums} before this round, the last one in round {last + 1}"
             raise SecureError(f"round {round + 1}: {what}; {here}", self.file)
 
     def join(self, run: str) -> None:
