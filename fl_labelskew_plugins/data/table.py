@@ -123,7 +123,7 @@ def _checked(path: Path, columns: Sequence[str]) -> Any:
             use = "data_args.features without this column, or a number computed from it"
             raise mistake(path, f"column {clean(name, 40)}: contains nested values of type {clean(kind, 40)}", use)
     stored = [metadata.schema.column(i) for i in range(metadata.num_columns)]
-    # a value of fixed length may be stored once for many rows
+    # count the full length for each row: a repeated value of fixed length may be stored once
     of_row = ROW + CELL * len(columns) + sum(max(column.length, 0) for column in stored)
     of_groups = sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
     unpacks(path, metadata.num_rows * of_row + of_groups, "its rows", MAX_PACKED, "fewer rows, or a CSV file")
@@ -278,7 +278,10 @@ class Table(Dataset):
             "in training.",
         )
         test_fraction: float = Field(
-            0.2, gt=0, lt=1, description="Fraction of each class in each group to split off if test_file is not set."
+            0.2,
+            gt=0,
+            lt=1,
+            description="Fraction of each class in each group that becomes the test part if test_file is not set.",
         )
 
     def paths(self, data_dir: Path | None) -> list[Path]:
@@ -382,7 +385,7 @@ class Table(Dataset):
         return Data(train, test, names, mean, std, notes, fingerprint, groups)
 
     def declared(self) -> Encoding | None:
-        """The encoding without means, if parameters determine it."""
+        """The encoding without means, if the recipe determines it, else None."""
         options = self.params
         if options.features is None or options.categorical == "one_hot":
             return None

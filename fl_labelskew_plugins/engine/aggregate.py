@@ -19,7 +19,7 @@ COUNTER, VARIANCES = "num_batches_tracked", "running_var"  # ends of names
 
 
 def client_weights(samples: Sequence[int], aggregation: Aggregation, population: int) -> list[float]:
-    """Weights of a round's uploads, from its clients' training ``samples``; ``population``: of all clients."""
+    """One weight per upload; ``samples``: of each client of the round; ``population``: samples of all clients."""
     if aggregation == "uniform":
         return [1 / len(samples)] * len(samples)
     # silos that join late may have more samples than the population
@@ -89,7 +89,7 @@ class WeightedMean:
 
     @torch.no_grad()
     def result(self, rest: float = 0.0, proxy_rest: Tensor | None = None) -> Weights:
-        """Mean in the old dtypes; ``rest``: the old model's weight; ``proxy_rest`` ``(C,)``: of its classifier."""
+        """Mean in the old dtypes; ``rest``: share of the old model; ``proxy_rest`` ``(C,)``: of its classifier rows."""
         if rest:
             self.add(self._old, rest, proxy_rest)
         elif proxy_rest is not None and bool(proxy_rest.any()):
@@ -100,7 +100,7 @@ class WeightedMean:
         old = self._old[key]
         if old.is_floating_point():
             return mean
-        # other integers may be indices, and one bad upload could make training fail
+        # other integers keep their old values: they may be indices, and a bad one could make training fail
         return mean.round().to(old.dtype).clamp(old, old + MAX_BATCHES) if key.endswith(COUNTER) else old
 
 
@@ -150,10 +150,13 @@ def weighted_mean(uploads: Iterable[tuple[float, Weights]], old: Weights) -> Wei
 def check_upload(
     upload: Mapping[str, Tensor], old: Mapping[str, Tensor], *, where: str, keys: Sequence[str] = ()
 ) -> None:
-    """Raise RunError for another form than the model's, or values that are not finite; ``keys``: may cause these."""
+    """Raise RunError unless the tensors have the model's names, shapes and dtypes, and finite values.
+
+    ``keys``: recipe keys that can cause other values.
+    """
     if upload.keys() != old.keys():
-        unexpected = few(sorted(upload.keys() ^ old.keys()), 3)
-        raise shareable(RunError(f"{where} has other tensors than the model: {unexpected}"))
+        differing = few(sorted(upload.keys() ^ old.keys()), 3)
+        raise shareable(RunError(f"{where} and the model differ in the tensors {differing}"))
     for key, value in upload.items():
         if value.shape != old[key].shape or value.dtype != old[key].dtype:
             expected = f"{tuple(old[key].shape)} {old[key].dtype}"
@@ -225,7 +228,8 @@ def check_extra(
 ) -> None:
     """Raise RunError for other tensors than announced, or invalid values.
 
-    ``dtypes``: allowed ones by name, because one client's dtype affects the sum; default: :data:`.SENT`.
+    ``dtypes``: allowed dtypes of each tensor, because one client's dtype changes that of the sum; default:
+    :data:`.SENT`.
     """
     if unknown := sorted(tensors.keys() - shapes.keys()):
         raise RunError(f"{where} has tensors that its method does not announce: {few(unknown, 3)}")

@@ -39,7 +39,7 @@ class Samples:
         return next(self.stream([index]))[1]
 
     def stream(self, batches: Iterable[Part], seed: int | None = None) -> Iterator[tuple[Part, Tensor]]:
-        """Each of ``batches`` with its inputs; ``seed``: of the augmentation; None: no augmentation."""
+        """Yield each batch of indices with its inputs. ``seed``: of the augmentation; None: no augmentation."""
         generator = torch.Generator().manual_seed(seed or 0)
         for index in batches:
             # index_select is faster than indexing with a tensor, which would process single elements
@@ -125,7 +125,7 @@ class Reader:
 
     def __init__(self, parts: Sequence[Images], *, workers: int, pin: bool) -> None:
         self.waited = 0.0
-        """Total time in seconds that readers waited for images."""
+        """Total seconds that training waited for images."""
         self._decoder, self._workers, self._pin = Decoder(parts), workers, pin
         # No reference back to the reader: if a loader is freed in a reference cycle, its workers are not stopped,
         # and torch waits five seconds for each.
@@ -160,7 +160,7 @@ class Reader:
     def _start(self) -> torch.utils.data.DataLoader[Any]:
         context = None
         if self._workers:
-            # gRPC's threads do not survive a fork, and to import the user's script again may take seconds
+            # gRPC's threads do not survive a fork; `spawn` would import the user's script again, which may take seconds
             method = "forkserver" if "grpc" in sys.modules or not hasattr(os, "fork") else "fork"
             context = multiprocessing.get_context(method)
             if method == "forkserver":
@@ -184,8 +184,8 @@ GRACE_S = 30  # time in seconds that a worker survives a termination signal from
 def _begin(_: int) -> None:
     """Set up a worker so that it ends with its reader, but lets the reader save a checkpoint first.
 
-    Batch systems signal all processes. Torch raises an error in the reader as soon as a worker ends, and its watchdog
-    observes the process that forked the worker, such as a fork server.
+    Batch systems signal all processes. Torch raises an error in the reader as soon as a worker ends. Its watchdog
+    observes the process that forked the worker, which may be a fork server instead of the reader.
     """
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

@@ -34,7 +34,9 @@ def host_errors() -> Iterator[None]:
     except Exception as error:
         if lacks := re.fullmatch("'Arguments' object has no attribute '(.*)'", str(error)):
             raise LabelSkewError(f"security_args.{lacks[1]}: missing; FedML needs it; set it") from error
-        raise LabelSkewError(f"security_args, dp_args: FedML fails with these keys: {failure(error)}") from error
+        raise LabelSkewError(
+            f"security_args, dp_args: FedML fails with these settings; its error: {failure(error)}"
+        ) from error
 
 
 def offline() -> None:

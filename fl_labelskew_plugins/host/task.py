@@ -132,7 +132,7 @@ class Task:
         classes = self.federation.num_classes
         if y.dim() != 1 or y.is_floating_point() or not 0 <= int(y.min()) <= int(y.max()) < classes:
             problem = f"labels are not integers from 0 to {classes - 1}, one per sample"
-            raise mistake(where, problem, "batches (inputs, labels), and the number of classes in dataset[7]")
+            raise mistake(where, problem, "batches of (inputs, labels), and dataset[7] for the number of classes")
         return Samples(x.to(device), y.long().to(device), (), ())
 
     def inward(self, tensors: Mapping[str, Tensor], device: torch.device | str = "cpu") -> Weights:
@@ -209,7 +209,7 @@ def _shape(dataset: Sequence[Any]) -> tuple[int, ...]:
         for data in (dataset[3], dataset[2], *dataset[5].values()):
             for batch in () if data is None else data:
                 return tuple(batch[0].shape[1:])
-    raise mistake("dataset", "has no samples", "FedML's list of eight with test or training data")
+    raise mistake("dataset", "has no samples", "FedML's list of eight entries, with test or training data")
 
 
 def _names(network: nn.Module) -> dict[str, str]:

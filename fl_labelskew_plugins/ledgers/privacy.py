@@ -1,8 +1,9 @@
 """The ledger of clients' answers, their epsilon, and the answers that a budget allows.
 
-Epsilon is the smaller of two bounds (docs/privacy.md): Renyi differential privacy (Mironov, CSF 2017), and pure bounds
-of Laplace noise plus the exact bound of Gaussian noise (Balle and Wang, ICML 2018). For discrete Gaussian noise only
-the first applies, as for Gaussian noise (Kairouz, Liu, Steinke, ICML 2021, theorem 1).
+Epsilon is the smaller of two bounds (docs/privacy.md). The first is that of Renyi differential privacy (Mironov, CSF
+2017). The second is the sum of the pure bounds of Laplace noise and the exact bound of Gaussian noise (Balle and Wang,
+ICML 2018). For discrete Gaussian noise only the first bound applies, with the formula of Gaussian noise (Kairouz, Liu,
+Steinke, ICML 2021, theorem 1).
 """
 
 import fcntl
@@ -71,7 +72,7 @@ class Ledger:
     ) -> None:
         """Record an answer before it is computed, unless it is recorded already.
 
-        ``noises``: of its parts; ``answer``: digest of all that it depends on; ``round``: -1 before the first.
+        ``noises``: noise of each part; ``answer``: digest of all its inputs; ``round``: -1 before the first round.
 
         Raises SpentError if the answer would exceed the budget, and RunError if the ledger cannot be written.
         """
@@ -192,7 +193,7 @@ class ClientAccounts:
                 self.ledger.spend(parts.once, "opening", run=self.run, client=client)
 
     def willing(self, round: int, clients: Iterable[int]) -> list[int]:
-        """Record the answers of clients with enough budget; return these. Raises RunError for too few."""
+        """Record an answer of each client with enough budget; return these clients. Raises RunError for too few."""
         willing, refusal = [], None
         for client in clients:
             try:
@@ -255,7 +256,7 @@ def answers(opening: Sequence[Noise], upload: Sequence[Noise], budget: PrivacyBu
 
 
 def carried(recipe: Recipe, sizes: Iterable[int], budget: PrivacyBudget) -> int:
-    """Uploads that a budget allows all clients; ``sizes``: their training samples."""
+    """Number of uploads that the budget allows to every client; ``sizes``: their training samples."""
     require(BUDGET)
     sizes = {n for n in sizes if n}
     parts = [leaving(recipe, n, min(sizes)) for n in sizes]

@@ -68,7 +68,7 @@ def intra_class_loss(
             labels, num_classes = (labels[:, None] == labels).byte().argmax(dim=1), len(labels)
         member = one_hot(labels, num_classes, z.dtype)  # (B, C)
         per_class = member.T
-        n = member.sum(dim=0)[:, None]  # (C, 1), like all below until std
+        n = member.sum(dim=0)[:, None]  # (C, 1)
         m = (n - 1).clamp(min=1)
         centred = torch.addmm(z, member, per_class.mm(z) / n.clamp(min=1), alpha=-1)
         squares = per_class.mm(centred.square())
@@ -88,8 +88,9 @@ def intra_class_loss(
             value = _dot(masked, gram) * weight
         if not features.requires_grad:
             return value
-        # gradient of zhat, then through the standard deviation; the mean contributes 0, because the columns of the
-        # masked product sum to 0 over each class. The diagonal's gradient also passes through the standard deviation.
+        # the gradient goes through zhat, then through the standard deviation. The mean contributes 0, because the
+        # columns of the masked product sum to 0 in each class. The diagonal's gradient also goes through the standard
+        # deviation.
         slope = masked.mm(zhat)
         factor = member.mm(per_class.mm(slope * zhat) / m + diagonal * (eps / raised))
         gradient = torch.addcmul(slope, zhat, factor, value=-1) * (inverse_std * (4 * weight))
@@ -107,8 +108,9 @@ def inter_class_loss(
 ) -> Tensor:
     """Keep each sample closer to its own class's prototype than to the others (eq. 4, see :class:`FedMR`).
 
-    The mean is over all pairs of a known class ``i`` of the batch and another known class ``j`` among the negatives;
-    without pairs the loss is 0. The same pass computes the gradient, with respect to ``features`` only.
+    The mean is over all pairs of classes ``(i, j)``: ``i`` is known and occurs in the batch, and ``j`` is another known
+    class among the negatives. Without pairs the loss is 0. The same pass computes the gradient, with respect to
+    ``features`` only.
 
     Args:
         features: ``(B, d)``.
@@ -253,7 +255,9 @@ class FedMR(Method):
         if self.params.eps != 1e-8 and self.params.mu1 > 0:
             lines.append(f"eps: {self.params.eps:g} is added to the variance; the authors' code adds 1e-8")
         if self.params.negatives == "all" and self.inter:
-            lines.append("negatives: all uses missing classes as negatives too; eq. 4 as printed only observed ones")
+            lines.append(
+                "negatives: all uses missing classes as negatives too; eq. 4 as printed uses only observed classes"
+            )
         if self.params.prototypes == "running" and self.inter:
             lines.append("prototypes: running averages over the last epoch; algorithm 1 uses the final weights")
         return lines

@@ -97,7 +97,7 @@ def check(path: Path, overrides: Sequence[str] = (), host: str | None = None) ->
         try:
             compatibility.check_extras(recipe)
         except LabelSkewError as error:
-            report.append(f"to run it here: {error}")
+            report.append(f"it cannot run on this machine: {error}")
         return "; ".join(report)
     named = homes(path)
     for base in [load(other, overrides) for other, _ in named]:
@@ -124,7 +124,7 @@ def _content(text: str) -> Any:
 
 
 def homes(path: Path) -> list[tuple[Path, int]]:
-    """Recipes in the folder that name a silo's own file, and its rank, from 1."""
+    """Recipes in the folder that name this silo's own file, each with the silo's rank, from 1."""
     found: list[tuple[Path, int]] = []
     for recipe in sorted(path.parent.glob("*.y*ml")):
         with contextlib.suppress(RecipeError, KeyError, TypeError, ValueError):  # not a recipe, or without this file
@@ -180,7 +180,7 @@ class _Check(Mistakes):
         return made
 
     def changes(self, text: str, base: Recipe | None = None) -> dict[str, Any]:
-        """A silo's values by attribute of a recipe; None for invalid ones."""
+        """A silo's settings by attribute of a recipe; None for an invalid section."""
         resolved = {} if base is None else base.resolved()
         changes: dict[str, Any] = {}
         for section, keys in self._sections(text, tuple(SILO), "a silo's file").items():
@@ -235,7 +235,7 @@ class _Check(Mistakes):
         return raw
 
     def _override(self, raw: dict[str, dict[str, Any]], overrides: Sequence[str]) -> None:
-        # plugin choices first: they drop only the file's parameters
+        # plugin choices first: they delete parameters of the file, but not those of other overrides
         choosers = {f"{section}.{model.key}" for section, model in PLUGGED.items()}
         for override in sorted(overrides, key=lambda text: text.partition("=")[0].strip() not in choosers):
             place, equals, text = override.partition("=")

@@ -39,9 +39,9 @@ from fl_labelskew_plugins.runs.tracking import Trackers
 class Record:
     """The state of a run, see also :class:`.Checkpoint`.
 
-    ``next_round``: number of complete rounds; ``confusion`` ``(C, C)``: of this process's last test on the global test
-    set; ``test_samples``: of each client in its last test; ``cut``: whether the run stops within a round, which is
-    repeated when it resumes.
+    ``next_round``: number of complete rounds; ``confusion``: matrix ``(C, C)`` of this process's last test on the
+    global test set; ``test_samples``: number of each client in its last test; ``cut``: whether the run stops in the
+    middle of a round. Resuming repeats that round.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class Record:
         self._trackers.finish(result)
 
     def _best_so_far(self) -> float:
-        """The best accuracy of complete rounds, -1 without a test; remove a best model of another round."""
+        """Return the best accuracy of complete rounds, or -1; delete a saved best model of another round."""
         lines, file = self.folder.lines, self.folder.best
         line, metadata = best_test(lines), model_file.read_metadata(file)
         if line is None or metadata is None or metadata.round != line["round"] + 1:

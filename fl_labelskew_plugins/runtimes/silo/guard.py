@@ -69,7 +69,7 @@ class Guard:
     def survey(self, question: str) -> None:
         """Count class counts for a survey as an answer; raises as :meth:`answer`."""
         if self.policy.send is not None and "counts" not in self.policy.send:
-            self._refuse("send", "counts: those of its classes, for a survey")
+            self._refuse("send", "class counts for a survey")
         self._count("survey", question, question, "a survey")
 
     def _count(self, run: str, round: str, question: str, request: str, of: str = "") -> None:

@@ -1,6 +1,7 @@
 """Connected, awaited, skipped and excluded silos.
 
-The server skips silos that miss a deadline or do not reconnect within ``reconnect_s``. Their next message ends this.
+The server skips silos that miss a deadline or do not reconnect within ``reconnect_s``. They take part again after their
+next message.
 """
 
 import json
@@ -148,7 +149,7 @@ class Members:
         self.round, self._until = round, self.clock.now + self.comm.round_deadline_s
 
     def deadline(self) -> float:
-        """The round's deadline, but at least a quarter of ``round_deadline_s`` from now, for the sum and tests."""
+        """The round's deadline; at least a quarter of ``round_deadline_s`` from now, to have time for sum and tests."""
         return max(self._until, self.clock.now + self.comm.round_deadline_s / 4)
 
     def joined(self, client: int) -> None:

@@ -59,7 +59,7 @@ from fl_labelskew_plugins.runtimes.wire import plain
 from fl_labelskew_plugins.tensors import State, Weights, joined
 
 NOISE = "adds only noise to the sum of this round"
-MAX_WARNINGS = 20  # of one kind per minute
+MAX_LINES = 20  # per minute, about sums in which a silo takes no part
 OPENED = "opened.json"  # the opening sum, its numbers of training and test samples, and its clients
 
 
@@ -300,7 +300,8 @@ class SummedAnswers(Answers):
             self._vector,
             self._noisy if self._noise else None,
             silo.send,
-            self._warn,
+            partial(silo.show.note, level=log.WARNING),
+            self._sits_out,
             silo.transport.audit,
             sizes=sizes(recipe),
         )
@@ -465,9 +466,9 @@ class SummedAnswers(Answers):
         """Forget all keys and masks."""
         self._sums.end()
 
-    def _warn(self, text: str) -> None:
+    def _sits_out(self, text: str) -> None:
         print_line = partial(self.silo.show.note, level=log.WARNING)
-        self.silo.flood.print_event("sums:", text, most=MAX_WARNINGS, print_line=print_line)
+        self.silo.flood.print_event("no part in a sum:", text, most=MAX_LINES, print_line=print_line)
 
     def _take_step(self, message: Message) -> None:
         self.silo.check_joined("a sum")

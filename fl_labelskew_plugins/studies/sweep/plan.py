@@ -40,9 +40,11 @@ class SweepFile(Params):
     out: str | None = Field(None, description="folder of all runs, relative to the current one; default: runs/<name>")
     set: dict[str, Any] = Field({}, description="settings of all runs")
     grid: list[dict[str, Any]] = Field(
-        min_length=1, description="axes: name to settings each, or one section.key with a list of values"
+        min_length=1, description="list of axes; an axis maps names to settings, or one section.key to a list of values"
     )
-    skip: list[list[str]] = Field([], description="combinations to leave out, by names as in a run's folder")
+    skip: list[list[str]] = Field(
+        [], description="combinations to skip; each is a list of names, as in the names of run folders"
+    )
 
 
 class AxisValue(NamedTuple):
@@ -212,7 +214,7 @@ def _label(key: str, value: Any) -> str:
 
 
 def _kind(axis: Sequence[AxisValue]) -> str | None:
-    """The name in a report that contains an axis: ``setting`` if it changes data or partition, or ``label``."""
+    """A report's column for an axis: ``setting`` if it changes data or partition, else ``label``; None: only seeds."""
     keys = {_key(setting) for choice in axis for setting in choice.settings}
     if any(key.startswith(finished.SETTING_KEYS) for key in keys):
         return "setting"
@@ -230,7 +232,7 @@ def _names(kinds: Sequence[str | None], choices: Sequence[AxisValue]) -> dict[st
 
 
 def _check_keys(path: Path, axes: Sequence[Sequence[AxisValue]], overrides: Sequence[str], wrong: list[str]) -> None:
-    """Report keys that several axes, or an override and an axis, set."""
+    """Report keys that are set by several axes, or by an override and an axis."""
     by_axis = [{_key(setting) for choice in axis for setting in choice.settings} for axis in axes]
     for (i, a), (j, b) in itertools.combinations(enumerate(by_axis, 1), 2):
         wrong += [f"{path}: grid: {key} is set by axes {i} and {j}; set it in one of them" for key in sorted(a & b)]

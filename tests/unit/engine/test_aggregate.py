@@ -102,7 +102,7 @@ def test_proxies_are_averaged_per_class_and_kept_for_missing_classes(rest):
 @pytest.mark.parametrize(
     ("upload", "words"),
     [
-        ({"v": torch.zeros(2)}, "other tensors"),
+        ({"v": torch.zeros(2)}, "differ in the tensors"),
         ({"w": torch.zeros(3)}, "expected (2,)"),
         ({"w": torch.zeros(2).double()}, "float64"),
         ({"w": torch.tensor([0.0, float("nan")])}, "not finite"),

@@ -42,9 +42,15 @@ def test_gaussian_noise_that_fedml_cannot_compute(key, value):
     ("keys", "said"),
     [
         ({"enable_attack": True, "attack_type": "label_flipping"}, "original_class_list: missing; FedML needs it"),
-        ({"enable_attack": True, "attack_type": "byzantine", **BYZANTINE}, "FedML fails with these keys: "),
+        (
+            {"enable_attack": True, "attack_type": "byzantine", **BYZANTINE},
+            "FedML fails with these settings; its ",
+        ),
         ({"enable_defense": True, "defense_type": "krum"}, "byzantine_client_num: missing; FedML needs it; set it"),
-        ({"enable_defense": True, "defense_type": "krum", "byzantine_client_num": 9}, "FedML fails with these keys: "),
+        (
+            {"enable_defense": True, "defense_type": "krum", "byzantine_client_num": 9},
+            "FedML fails with these settings; its ",
+        ),
     ],
 )
 def test_values_that_fedml_cannot_use_end_in_one_line(keys, said, tmp_path):

@@ -34,6 +34,7 @@ class SiloSums:
     """A silo's part in secure sums.
 
     ``vector``: returns the ring of a round's sum, the silo's vector, and the digest of the request, or None.
+    ``warn_seldom``: limited, because a server can cause such warnings without end.
     """
 
     rank: int
@@ -44,6 +45,7 @@ class SiloSums:
     noisy: Callable[[SiloRound, Vector], Vector] | None
     send: Callable[..., None]
     warn: Callable[[str], None]
+    warn_seldom: Callable[[str], None]
     audit: Audit
     sizes: Callable[[int], Sizes]
     _round: SiloRound | None = None
@@ -64,7 +66,7 @@ class SiloSums:
                 if not isinstance(error, SitsOutError):
                     raise
                 self._round = None
-                self.warn(str(error))
+                self.warn_seldom(str(error))
                 self._answer = {"meta": {"attempt": number, "reason": error.public}}
             except LabelSkewError:
                 raise

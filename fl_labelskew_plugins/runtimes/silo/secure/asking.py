@@ -27,8 +27,8 @@ from fl_labelskew_plugins.runtimes.silo.secure.identity import Authority
 from fl_labelskew_plugins.runtimes.silo.secure.server import ServerRound
 from fl_labelskew_plugins.runtimes.transport import Kind, Message, reason
 
-TRIES = 3  # maximum attempts at one sum with the same silos, and maximum that fail after masking
-LEAST_S = 5.0  # minimum seconds of a step, but at most a tenth of `round_deadline_s`
+TRIES = 3  # maximum attempts at a sum with the same silos; also the maximum of attempts that fail after masking
+LEAST_S = 5.0  # a step has at least this many seconds, or a tenth of `round_deadline_s` if that is less
 TIME_WEIGHTS = {kind: 5 if kind is Kind.MASKED else 1 for kind in wire.STEPS}
 """Relative time of each step in an attempt."""
 FOR_VECTORS = 1 / 4  # minimum time for the vectors, as a fraction of `round_deadline_s`
@@ -73,8 +73,8 @@ class ServerSums:
         Before each attempt, ``select`` gets the excluded clients and returns the participants.
 
         Raises:
-            RunError: too few silos are left, or :data:`TRIES` attempts failed with the same silos, or after masking,
-                which is charged to the silos' ledgers.
+            RunError: too few silos are left, or :data:`TRIES` attempts failed with the same silos, or after masking.
+                The silos' ledgers are charged for masked attempts.
         """
         self._faults.clear()
         self._slow, masked = 0, 0
@@ -170,7 +170,7 @@ class ServerSums:
         content: Callable[[int], Content],
         take: Callable[[int, Mapping[str, Tensor]], None],
     ) -> list[int]:
-        """Send ``content`` by rank, and ``take`` the answers; return the clients that answered.
+        """Send ``content(rank)`` to each client, pass each answer to ``take``; return the clients that answered.
 
         Each step has its own deadline, so that a silent silo makes no other silo late. If too few vectors arrive in
         time, the next attempt doubles the time for vectors; the third quadruples it.

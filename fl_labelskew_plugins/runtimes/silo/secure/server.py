@@ -52,7 +52,7 @@ class ServerRound:
             what = f"silo {rank} must send exactly one pair of shares"
             raise self.attempt.error(f"{what} to each of {listed(self._roster)}")
         if len(commitments) != 2 * (self._threshold - 1) * masks.POINT:
-            raise self.attempt.error(f"silo {rank} has not sent {self._threshold} commitments to each of its secrets")
+            raise self.attempt.error(f"silo {rank} did not send {self._threshold} commitments for each of its secrets")
         self._dealt[rank] = dict(sealed), commitments
 
     def checked(self, rank: int, answer: Mapping[int, bytes]) -> None:

@@ -84,8 +84,8 @@ BAD = {
     "classifier.weight is not finite": changed("model/classifier.weight", torch.full((10, 16), -float("inf"))),
     "expected (10,)": changed(BIAS, torch.zeros(11)),
     "torch.float64": changed(BIAS, torch.zeros(10).double()),
-    "has other tensors than the model: backdoor": changed("model/backdoor", torch.zeros(3)),
-    "has other tensors than the model: classifier.bias": lambda tensors: (
+    "and the model differ in the tensors backdoor": changed("model/backdoor", torch.zeros(3)),
+    "and the model differ in the tensors classifier.bias": lambda tensors: (
         {name: tensor for name, tensor in model(tensors).items() if name != BIAS},
         {},
     ),

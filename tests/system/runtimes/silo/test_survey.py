@@ -281,7 +281,7 @@ def test_policies_and_every_byte_of_a_survey(federation):
     assert (noisy["name"], noisy["count_noise"]) == ("silo 3 (three)", 4)
     assert noisy["counts"] != exact["counts"]  # each holds all of the digits
     assert np.abs(np.subtract(noisy["counts"], exact["counts"])).max() < 200
-    refusal = 'policy.send: ["weights"] does not allow counts: those of its classes, for a survey'
+    refusal = 'policy.send: ["weights"] does not allow class counts for a survey'
     assert content["silent"]["silo 2 (two)"].startswith(refusal)
     assert f"silo 2 sends no class counts: {refusal}" in server.text
     where = federation.folder / "two.yaml"

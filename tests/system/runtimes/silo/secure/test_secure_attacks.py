@@ -352,7 +352,7 @@ def test_a_silo_whose_shares_are_of_a_larger_polynomial(play, monkeypatch):
     deal = shares.dealt
     monkeypatch.setattr(shares, "dealt", lambda secret, least, *more: deal(secret, least + 1, *more))
     dealt = play.silos[1].share(play.server.roster())
-    assert refused(play.server.shared, 1, *dealt) == "silo 1 has not sent 3 commitments to each of its secrets"
+    assert refused(play.server.shared, 1, *dealt) == "silo 1 did not send 3 commitments for each of its secrets"
     monkeypatch.undo()
     for rank in (2, 3, 4):
         play.server.shared(rank, *play.silos[rank].share(play.server.roster()))
@@ -386,7 +386,7 @@ def test_a_silo_that_sends_shares_for_some_silos_only(play):
     why = "silo 1 must send exactly one pair of shares to each of silos 1, 2, 3, 4"
     assert refused(play.server.shared, 1, {1: dealt[1]}, commitments) == why
     assert refused(play.server.shared, 1, dealt | {2: dealt[2][:-1]}, commitments) == why
-    why = "silo 1 has not sent 3 commitments to each of its secrets"
+    why = "silo 1 did not send 3 commitments for each of its secrets"
     assert refused(play.server.shared, 1, dealt, commitments[65:]) == why
 
 
