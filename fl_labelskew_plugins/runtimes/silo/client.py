@@ -342,6 +342,8 @@ class SiloClient(Manager):
         device = session.trainer.device
         weights = {k: v.to(device) for k, v in group(message.tensors, "model").items()}
         shared = {k: v.to(device) for k, v in group(message.tensors, "shared").items()}
+        if len(weights) + len(shared) != len(message.tensors):  # the digest of the request would include them
+            raise shareable(RunError(f"round {round + 1}: the server sent tensors that training does not use"))
         check_upload(weights, session.start, where=f"round {round + 1}: the server's model")
         weights = {name: weights[name] for name in session.start}  # the server must not choose an upload's order
         request = ""
@@ -457,7 +459,8 @@ class SiloClient(Manager):
             if self.ledger is not None:
                 self.ledger.spend(self.revealed().test, answer, run=self.run_name, round=round)
         except (PolicyError, SpentError) as error:
-            self.show.note(f"round {round + 1}: the test result is not sent: {error}", log.WARNING)
+            warn = partial(self.show.note, level=log.WARNING)
+            self.flood.print_event(f"round {round + 1}:", f"the test result is not sent: {error}", print_line=warn)
             return False
         return True
 

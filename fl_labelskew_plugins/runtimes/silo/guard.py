@@ -133,7 +133,7 @@ def request_digest(
     federation: Federation, round: int, meta: Mapping[str, Any], tensors: Mapping[str, Tensor], state: State
 ) -> str:
     """Digest of all that affects the answer to a request; ``state``: private."""
-    digest = hashlib.sha256(json.dumps([asdict(federation), round, meta], sort_keys=True).encode())
+    digest = hashlib.sha256(json.dumps([asdict(federation), round, meta, len(tensors)], sort_keys=True).encode())
     for name, value in (*sorted(tensors.items()), *sorted(state.items())):
         digest.update(f"{name} {value.dtype} {list(value.shape)}\n".encode())
         digest.update(content(value))

@@ -194,6 +194,7 @@ class CrossSilo(Runtime):
         client = SiloClient(host, transport, rank, recipe, data, self.folder.path, self.show, guard, ledger, answers)
         transport.start()
         client.run()
+        client.flood.close()
         if client.failure is not None:
             raise client.failure
 

@@ -442,7 +442,7 @@ class SummedAnswers(Answers):
             if self._noise:
                 self._ask_test(session, message)
         except SecureError as error:
-            self.silo.show.note(str(error), log.WARNING)
+            self._sits_out(str(error))
             return False
         return True
 

@@ -172,4 +172,5 @@ class SurveyAnswers(Answers):
             noise = seeds.noise_generator(seed, "opening noise", 0, silo.client)
             counts = noisy_counts(counts, scale=scale, noise=kind, generator=noise)
         silo.send(Kind.SURVEY, SERVER, meta={"count_noise": scale}, tensors={"counts": counts})
-        silo.show.note(f"class counts sent, {f'with noise of {scale:g} (count_noise)' if scale else 'exact'}")
+        how = f"with noise of {scale:g} (count_noise)" if scale else "exact"
+        silo.flood.print_event("class counts", f"sent, {how}")

@@ -112,7 +112,9 @@ class SiloSums:
         elif kind == Kind.CHECKED:
             answer = part.check({dealer: (text[:SEALED], text[SEALED:]) for dealer, text in texts.items()})
             if self.rank not in answer:
-                self.warn(f"{attempt.where}: the shares of {listed(answer)} do not fit their commitments")
+                problem = f"the shares of {listed(answer)} do not fit their commitments"
+                self.warn(f"{attempt.where}: {problem}")
+                self.audit.note("sum", **about(run, round, number), reason=problem)  # the complaint reveals keys
         elif kind == Kind.INCLUDED:
             ranks = message.meta["included"]
             if not isinstance(ranks, list) or not all(type(rank) is int for rank in ranks):

@@ -190,6 +190,14 @@ def test_fields_of_messages_from_the_server(client):
         assert "Traceback" not in line
 
 
+def test_tensors_that_training_does_not_use_are_refused(client):
+    """Sent instead of the private state, they could give another request the digest of an earlier one."""
+    client.receive_message(Kind.WELCOME, good(Kind.WELCOME, 0, meta=client.welcome))
+    extra = {**MODEL, "optimizer/drift": torch.zeros(2)}
+    line = failure(client, good(Kind.TRAIN, 0, 0, meta=TRAIN, tensors=extra))
+    assert line == "round 1: the server sent tensors that training does not use"
+
+
 def test_many_names_of_runs_create_no_folders(client, tmp_path):
     before = sorted(tmp_path.rglob("*"))
     for number in range(50):
