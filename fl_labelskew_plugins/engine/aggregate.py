@@ -172,7 +172,7 @@ def check_form(state: Mapping[str, Tensor], old: Mapping[str, Tensor], what: str
     for name, value in state.items():
         if name in old and value.shape != old[name].shape:
             shape, expected = tuple(value.shape), tuple(old[name].shape)
-            raise HookError(f"{what} whose {clean(name, 80)} has the shape {shape}, expected {expected}; {use}")
+            raise HookError(f"{what} with {clean(name, 80)} of the shape {shape}, expected {expected}; {use}")
     missing, unexpected = ([name for name in a if name not in b] for a, b in ((old, state), (state, old)))
     if missing or unexpected:
         parts = [f"without {few(missing, 3)}"] if missing else []

@@ -88,17 +88,18 @@ class Server:
             addition.add(opening.id, opening.tensors)
             clients.append(opening.id)
         if clients:
-            self._open(clients, replace(addition.total(len(clients)), federation=self.federation))
+            self._open(clients, replace(addition.total(len(clients)), samples=self.federation.num_samples))
 
     def open_sum(self, vector: Vector, clients: list[int]) -> tuple[int, int]:
         """As :meth:`open`, from the sum of vectors; returns numbers of training and test samples."""
         assert self.sums is not None
         samples, tests, total = self.sums.read_opening(vector, len(clients))
         if self.method.uses("opening"):
-            self._open(clients, replace(total, federation=replace(self.federation, num_samples=samples)))
+            self._open(clients, replace(total, samples=samples))
         return samples, tests
 
     def _open(self, clients: list[int], total: Total) -> None:
+        total = replace(total, federation=self.federation)
         self.opened, self.shared = clients, {**self.shared, **self.method.open(total)}
         self._unchanged[0].check("open")
 
@@ -190,7 +191,8 @@ class Server:
             weights = self._mean_of_present(mean, present, sizes, counts, shares, proxies)
         corrections.scale(1 / added(shares[i] for i in present))
         rows_alike = self._mean_of_present(whole, present, sizes, None, shares, None)
-        self.advance(weights, rows_alike, corrections.sums, addition.total(len(present), round))
+        total = replace(addition.total(len(present), round), samples=sum(sizes[i] for i in present))
+        self.advance(weights, rows_alike, corrections.sums, total)
         return [clients[i] for i in present]
 
     def run_sum(self, participants: list[int], vector: Vector, *, round: int = 0) -> list[int]:
@@ -198,7 +200,7 @@ class Server:
         assert self.sums is not None
         if participants:
             mean, total, self.measured = self.sums.read(vector, self.weights, len(participants), round)
-            self.advance(mean, {}, {}, total)
+            self.advance(mean, {}, {}, replace(total, samples=self.federation.num_samples))
         return participants
 
     def advance(self, mean: Weights, whole: Weights, contributions: Weights, total: Total) -> None:

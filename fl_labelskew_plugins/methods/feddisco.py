@@ -18,7 +18,7 @@ from fl_labelskew_plugins.ops import added, check_choice
 
 Metric = Literal["kl", "l1", "l2", "cosine"]
 METRICS = ("kl", "l1", "l2", "cosine")
-WEIGHT, SUM = "weight", "discrepancy"
+WEIGHT, SUM, SAMPLES = "weight", "discrepancy", "samples"
 
 
 def discrepancy(counts: Tensor, *, metric: Metric = "kl") -> Tensor:
@@ -83,7 +83,13 @@ class FedDisco(Method):
         assert total.federation is not None
         most = math.log(total.federation.num_classes)
         sent = (min(max(float(one.tensors[SUM]), 0.0), most) for one in total.contributions if SUM in one.tensors)
-        return {SUM: torch.tensor(added(sent), dtype=torch.float64)} if total.tensors else {}
+        if not total.tensors:
+            return {}
+        # without the samples of silos that were excluded since a client joined
+        return {
+            SUM: torch.tensor(added(sent), dtype=torch.float64),
+            SAMPLES: torch.tensor(total.federation.num_samples),
+        }
 
     def contribution_shapes(self, federation: Federation) -> dict[str, tuple[int, ...]]:
         return {WEIGHT: ()}
@@ -93,10 +99,11 @@ class FedDisco(Method):
         run = client.federation
         rounds_part = run.num_clients / run.clients_per_round
         far = discrepancy(client.counts, metric=self.params.metric).cpu()
+        samples = run.num_samples
         if self.params.metric == "kl":
-            total = client.shared[SUM].cpu()
+            total, samples = client.shared[SUM].cpu(), int(client.shared[SAMPLES])
             far = far * rounds_part / total if total > 0 else torch.zeros_like(far)
-        weight = rounds_part * client.num_samples / run.num_samples - self.params.a * far + self.params.b
+        weight = rounds_part * client.num_samples / samples - self.params.a * far + self.params.b
         return {WEIGHT: weight.clamp(min=0) / (rounds_part + self.params.b)}
 
     def deviations(self) -> list[str]:

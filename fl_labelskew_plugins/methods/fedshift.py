@@ -145,8 +145,8 @@ class KnownPrior(Method):
 
     def open(self, total: Total) -> dict[str, Tensor]:
         """The global prior. A class without a positive sum (a client cheats, or rounding) counts as one sample."""
-        smoothed, federation = total.tensors["smoothed"], total.federation
-        if federation is not None and smoothed.sum() > 2 * federation.num_samples:  # more than noise explains
+        smoothed = total.tensors["smoothed"]
+        if total.samples and smoothed.sum() > 2 * total.samples:  # more than noise explains
             what = "the class counts of the opening are more than twice all training samples"
             log.warn(f"{what}; some are wrong, or very noisy")
         return {"prior": global_prior(smoothed.where(smoothed > 0, 1.0))}

@@ -81,7 +81,7 @@ class TablePage(Params):
     data: dict[str, RawSections] = Field({})
     splits: dict[str, RawSections] = Field({})
     methods: dict[str, RawSections]
-    default: str | None = Field(None, description="the method whose recipes have no suffix")
+    default: str | None = Field(None, description="the method of the recipes without a suffix")
     measure: Literal["accuracy", "best_accuracy"] = "accuracy"
     tables: list[Any]
 

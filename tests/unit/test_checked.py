@@ -292,7 +292,7 @@ IN_RUNS = [
     (
         "methods",
         "def before_round(self, client): client.model.classifier = nn.Linear(8, 12)",
-        "A.before_round ({}) left a network whose classifier.weight has the shape (12, 8), expected (10, 8); keep "
+        "A.before_round ({}) left a network with classifier.weight of the shape (12, 8), expected (10, 8); keep "
         "names and shapes of client.model; keep a client-specific head in client.scratch and return its "
         "parameters from private_parameters",
     ),

@@ -135,7 +135,7 @@ class Answers:
 
     def log_hidden_failure(self, error: Exception, answer: str) -> None:
         """Log a failure that the server must not see."""
-        self.silo.show.note(f"{described(error)}; this silo {answer}", log.WARNING)
+        self.silo.warn(f"{described(error)}; this silo {answer}")
 
     def to_upload(self, round: int, start: Weights, result: LocalResult) -> LocalResult:
         """The part of a result that is uploaded."""
@@ -222,6 +222,7 @@ class SiloClient(Manager):
         super().__init__(host, transport, rank, recipe.train.client_num_in_total + 1)
         self.recipe, self.data, self.folder, self.show = recipe, data, folder, show
         self.guard, self.ledger = guard, ledger
+        self.warn = partial(show.note, level=log.WARNING)
         self.flood = Flood(show.note)
         self.client = rank - 1
         self.failure: LabelSkewError | None = None
@@ -459,8 +460,8 @@ class SiloClient(Manager):
             if self.ledger is not None:
                 self.ledger.spend(self.revealed().test, answer, run=self.run_name, round=round)
         except (PolicyError, SpentError) as error:
-            warn = partial(self.show.note, level=log.WARNING)
-            self.flood.print_event(f"round {round + 1}:", f"the test result is not sent: {error}", print_line=warn)
+            refusal = f"the test result is not sent: {error}"
+            self.flood.print_event(f"round {round + 1}:", refusal, print_line=self.warn)
             return False
         return True
 
@@ -474,8 +475,7 @@ class SiloClient(Manager):
             return
         self.upload, self._round = None, -1  # so that HELLO does not announce this upload
         if not message.meta.get("taken"):
-            text = f"round {round + 1}: the server did not use this silo's upload: {reason(message)}"
-            self.show.note(text, log.WARNING)
+            self.warn(f"round {round + 1}: the server did not use this silo's upload: {reason(message)}")
         self.answers.handle_verdict()
 
     def _finish(self, message: Message) -> None:

@@ -517,9 +517,10 @@ class SiloServer(Manager):
         if reason := self._opening.missed(client):
             self.turn_away(client, reason)
             return
+        whole = self.census.federation(self.rounds.session.federation, self.members.uncounted - {client})
         meta = {
             "run": self.record.run,
-            "federation": asdict(self.census.federation(self.rounds.session.federation)),
+            "federation": asdict(whole),
             "settings": facts.agreed(self.recipe),
             "quorum": self.members.quorum,
         }

@@ -286,7 +286,7 @@ class SummedAnswers(Answers):
         self.tests_immediately, self._answers_at = not self._noise, 0.0
         silo.transport.quiet = self._noise
         for warning in weaknesses(recipe):
-            silo.show.note(warning, log.WARNING)
+            silo.warn(warning)
         self._account, self._question = Account(silo.folder), ""
         self._total = 0  # training samples of all silos, as first reported to this process
         self._opening: Vector | None = None  # computed once: the time would reveal the number of samples
@@ -300,7 +300,7 @@ class SummedAnswers(Answers):
             self._vector,
             self._noisy if self._noise else None,
             silo.send,
-            partial(silo.show.note, level=log.WARNING),
+            silo.warn,
             self._sits_out,
             silo.transport.audit,
             sizes=sizes(recipe),
@@ -467,8 +467,7 @@ class SummedAnswers(Answers):
         self._sums.end()
 
     def _sits_out(self, text: str) -> None:
-        print_line = partial(self.silo.show.note, level=log.WARNING)
-        self.silo.flood.print_event("no part in a sum:", text, most=MAX_LINES, print_line=print_line)
+        self.silo.flood.print_event("no part in a sum:", text, most=MAX_LINES, print_line=self.silo.warn)
 
     def _take_step(self, message: Message) -> None:
         self.silo.check_joined("a sum")

@@ -157,6 +157,7 @@ class Total:
         contributions: the tensors of each client, by ascending id, if the method is ``individual``.
         closing: whether the round is the closing exchange.
         federation: facts about the run; None only in tests.
+        samples: training samples of the clients in the sum, at most; 0 if unknown.
     """
 
     tensors: Tensors
@@ -165,6 +166,7 @@ class Total:
     contributions: Sequence[Contribution] = ()
     closing: bool = False
     federation: Federation | None = None
+    samples: int = 0
 
 
 @dataclass(frozen=True)

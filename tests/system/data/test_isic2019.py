@@ -150,7 +150,7 @@ BAD = {
         r"1 picture \(first: ISIC_9999999\) without a row in the tables",
     ),
     "unknown centre": (lambda root: with_value(root, 11, "6"), UNKNOWN),
-    "a centre that is no number": (lambda root: with_value(root, 11, "\u00b2"), UNKNOWN),  # a digit, and no number
+    "a centre that is not a number": (lambda root: with_value(root, 11, "\u00b2"), UNKNOWN),  # a superscript digit
     "no class": (lambda root: with_value(root, 1, *["0.0"] * 9), f"{ONE} without exactly one of the 8 classes"),
 }
 

@@ -139,7 +139,7 @@ def test_downloads(tmp_path, monkeypatch, kind):
         assert len(calls) == 2  # what is there is not downloaded again
 
 
-@pytest.mark.skipif(not DEBIAN.is_dir(), reason="needs the Debian package dataset-fashion-mnist")
+@pytest.mark.skipif(not DEBIAN.is_dir(), reason="needs the Debian package dataset-fashion-mnist; .ci/run installs it")
 def test_debians_folder_is_the_default(tmp_path):
     FashionMNIST().check(None, download=False)
     data = load(FashionMNIST, None)

@@ -342,10 +342,10 @@ def test_runs_in_other_processes_without_the_host(over, forker, tmp_path):
     argv = ["run", recipe, "--run-dir", folder, "--quiet", "--host", "none", *(mpi if over == "MPI" else [])]
     process = forker.start(argv, tmp_path / "log", cwd=tmp_path, fork_children=True)
     assert process.wait() == 0, process.text
-    alone = fl.run(parse.parse(simulation(SILOS)), tmp_path / "sp", quiet=True).model.state_dict()
+    simulated = fl.run(parse.parse(simulation(SILOS)), tmp_path / "sp", quiet=True).model.state_dict()
     ours = load_file(folder / "model.safetensors")
-    assert ours.keys() == alone.keys()
-    assert all(torch.equal(value, alone[name]) for name, value in ours.items())
+    assert ours.keys() == simulated.keys()
+    assert all(torch.equal(value, simulated[name]) for name, value in ours.items())
     assert not [*folder.rglob("fedml.yaml")]
     assert [row["accuracy"] for row in rows_of(folder)] == [str(line["accuracy"]) for line in lines_of(folder)]
     assert len([*tmp_path.rglob("rounds.csv")]) == 1

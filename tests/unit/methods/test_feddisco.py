@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import pytest
@@ -79,6 +80,10 @@ def test_equal_distributions_have_no_discrepancy(world):
     shared = method.open(Total(none.tensors, 1, contributions=[none], federation=world.federation))
     view = world.client(shared=shared, counts=torch.full((5,), 8))
     assert method.contribute(view)["weight"].item() == pytest.approx((5 * 40 / 400 + 0.1) / 5.1)
+    # the client joined when a silo that is now excluded claimed many samples
+    before = dataclasses.replace(world.federation, num_samples=10**9)
+    later = dataclasses.replace(view, federation=before)
+    assert torch.equal(method.contribute(later)["weight"], method.contribute(view)["weight"])
 
 
 @pytest.mark.parametrize(("value", "counted"), [(-1.8 + 1e-6, 0.0), (-1e308, 0.0), (1.7e308, math.log(5))])

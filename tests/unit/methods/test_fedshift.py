@@ -113,13 +113,13 @@ def test_opening_exchange_and_loss(world, params):
 
 
 def test_counts_of_far_more_than_all_samples_cause_a_warning(world, capsys):
-    federation, counts = dataclasses.replace(world.federation, num_samples=100), torch.tensor([40, 30, 20, 10, 0])
+    counts = torch.tensor([40, 30, 20, 10, 0])
     for params in ({"smoothing": 40.0}, {"smoothing_fraction": 0.1}, {}):
         method = FedShift(FedShift.Params(**params))
         sent = method.opening(world.client(counts=counts))["smoothed"]
-        method.open(dataclasses.replace(total_of({"smoothed": sent}), federation=federation))
+        method.open(dataclasses.replace(total_of({"smoothed": sent}), samples=100))
         assert capsys.readouterr().err == ""
-    method.open(dataclasses.replace(total_of({"smoothed": 2.1 * sent}), federation=federation))
+    method.open(dataclasses.replace(total_of({"smoothed": 2.1 * sent}), samples=100))
     assert "the class counts of the opening are more than twice all training samples" in capsys.readouterr().err
 
 

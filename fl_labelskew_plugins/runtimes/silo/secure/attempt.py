@@ -74,7 +74,8 @@ class Attempt:
         """
         silos, least = len(ranks), max(LEAST_SUMMED, self.sizes.at_least)
         if silos < least:
-            raise self.error(f"{silos} silos take part, but the sum needs {least} (comm_args.secure_threshold)")
+            key = "the opening exchange" if self.round == OPENING else "comm_args.secure_threshold"
+            raise self.error(f"{silos} silos take part, but the sum needs {least} ({key})")
         if silos > self.sizes.at_most or silos >= 2 * least:
             most = min(self.sizes.at_most, 2 * least - 1)
             raise self.error(f"{silos} silos take part, but at most {most} are allowed in the sum")

@@ -134,6 +134,6 @@ def test_silent_streams_of_a_member_keep_no_silo_out(start, certificates, monkey
         assert {stream.result() for stream in crowd if stream.done()} == {("RESOURCE_EXHAUSTED", text)}
         for rank in (1, 2, 1):
             start.silo(server.address, rank)
-        assert third.arrived.empty()  # who has said HELLO stays
+        assert third.arrived.empty()  # a silo that has sent HELLO stays
         start.silo(server.address, 3)
         over.set()

@@ -302,6 +302,22 @@ class LeavesBeforeTraining(FakeSilo):
             super().receive_message(kind, arrived)
 
 
+def test_the_samples_of_an_excluded_silo_do_not_count_in_declared_weights(federation):
+    rounds = "train_args.comm_round=40"
+    federation.overrides = ["method_args.method=feddisco", rounds, "comm_args.reconnect_s=1", "comm_args.min_clients=2"]
+    server = federation.server()
+    server.says("listening on")
+    opening = {"discrepancy": torch.tensor(0.0, dtype=torch.float64)}
+    LeavesBeforeTraining(federation.address, [], facts=FACTS | {"samples": 10**9}, opening=opening)
+    server.says("silo 3 has connected")
+    silos = federation.silos(1, 2)
+    server.says("warning: round 2: all clients declare the weight 0")
+    members.exclude(federation.run_dir, 3)
+    finished(server, *silos)
+    assert "round 40: all clients declare the weight 0" not in server.text
+    assert federation.lines()[-1]["accuracy"] > federation.lines()[1]["accuracy"]
+
+
 def test_a_missing_silo_that_keeps_the_old_model_causes_a_warning(federation):
     """FedShift weighs uploads by the samples of all silos; the old model gets the weight of missing silos."""
     federation.overrides = ["method_args.method=fedshift", "train_args.comm_round=2", "comm_args.reconnect_s=1"]

@@ -28,8 +28,8 @@ def test_numbers_of_silos_equal_those_of_a_simulation(federation, sp_run):
     federation.overrides, federation.environment = list(PER_CLIENT), {"FL_LABELSKEW_PICTURES": "yes"}
     server = federation.server()
     finished(server, federation.silo(1, *MEASURES), federation.silo(2), federation.silo(3, *MEASURES))
-    alone = read_lines(sp_run(*PER_CLIENT) / "metrics.jsonl")
-    for across, here in zip(federation.lines(), alone, strict=True):
+    simulated = read_lines(sp_run(*PER_CLIENT) / "metrics.jsonl")
+    for across, here in zip(federation.lines(), simulated, strict=True):
         for key in ("client_accuracy", "client_balanced_accuracy"):
             assert across[key] == [here[key][0], None, here[key][2]]
         worst = min((across["client_accuracy"][k], f"silo {k + 1}") for k in (0, 2))
@@ -45,10 +45,10 @@ def test_numbers_of_silos_equal_those_of_a_simulation(federation, sp_run):
         assert re.fullmatch(r"recipe-\d{8}-\d{6}-[0-9a-f]{16}", folder.name)
         assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
         kept = read_lines(folder / "metrics.jsonl")
-        assert [line["accuracy"] for line in kept] == [line["client_accuracy"][rank - 1] for line in alone]
+        assert [line["accuracy"] for line in kept] == [line["client_accuracy"][rank - 1] for line in simulated]
         result = json.loads((folder / "summary.json").read_text())
         assert (result["silo"], result["final_accuracy"]) == (rank, kept[-1]["accuracy"])
-        asked = [line["round"] for line in alone if rank - 1 in line["clients"]]
+        asked = [line["round"] for line in simulated if rank - 1 in line["clients"]]
         assert [line["round"] for line in kept if "loss_terms" in line] == asked
         assert result["rounds"] == len(asked)
 

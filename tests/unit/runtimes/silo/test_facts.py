@@ -44,13 +44,15 @@ def test_a_silo_with_separate_data_trains_on_all_of_them(tmp_path):
 def test_with_secure_sums_numbers_of_samples_are_not_sent():
     """Nor class counts; the server refuses them, and a silo takes no run for one of other samples than it has."""
     summed = silos.Facts(0, (1, 8, 8), 2, classes="0" * 32)
-    told = json.loads(json.dumps(summed.meta()))
-    assert told == {"input_shape": [1, 8, 8], "num_classes": 2, "classes": "0" * 32}
-    assert silos.facts(told, summed=True) == summed
+    reported = json.loads(json.dumps(summed.meta()))
+    assert reported == {"input_shape": [1, 8, 8], "num_classes": 2, "classes": "0" * 32}
+    assert silos.facts(reported, summed=True) == summed
     for more in ({"samples": 40}, {"counts": [30, 10]}):
-        line = message(lambda more=more: silos.facts(told | more, summed=True), kind=RunError)
+        line = message(lambda more=more: silos.facts(reported | more, summed=True), kind=RunError)
         assert "samples, but comm_args.secure_aggregation allows only their sum" in line
-    assert "its number of samples is not a whole number above 0" in message(lambda: silos.facts(told), kind=RunError)
+    assert "its number of samples is not a whole number above 0" in message(
+        lambda: silos.facts(reported), kind=RunError
+    )
 
 
 def of_sums(*overrides):
