@@ -56,6 +56,15 @@ def workers(recipe: Recipe, gpus: Sequence[int]) -> int:
     return min(requested, clients)
 
 
+def works(device: torch.device) -> bool:
+    """Whether a device still computes: after some errors, CUDA refuses all further work of a process."""
+    try:
+        torch.zeros(1, device=device).item()
+    except RuntimeError:
+        return False
+    return True
+
+
 def device(recipe: Recipe, rank: int | None = None) -> torch.device:
     """Device of this process, or of ``rank`` in a simulation over MPI; errors as in :func:`gpus`, :func:`gpu_slots`."""
     if rank is None and recipe.comm.over_mpi:

@@ -267,14 +267,15 @@ def assemble(
     secret: int | None = None,
     names: Mapping[int, str] | None = None,
     steps: int | None = None,
+    device: torch.device | None = None,
 ) -> Session:
     """Build network and trainer for some or all clients.
 
     ``train``, ``test``: indices of these clients' samples in ``data``. ``sizes``: training samples of all clients, 0 if
     unknown. ``federation``: default: from the data. ``secret``: seed of a silo's privacy noise. ``steps``: a client's
-    training steps per round, instead of epochs.
+    training steps per round, instead of epochs. ``device``: instead of the recipe's.
     """
-    device = devices.device(recipe)
+    device = devices.device(recipe) if device is None else device
     fixed = recipe.device.threads or threads.chosen_by_user()
     torch.set_num_threads(fixed or 1)
     seed, num_classes = recipe.common.random_seed, len(data.class_names)

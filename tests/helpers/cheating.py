@@ -23,8 +23,9 @@ from fl_labelskew_registry import RunError
 
 from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.engine import sums, turn
-from fl_labelskew_plugins.engine.local import LocalResult
+from fl_labelskew_plugins.engine.local import LocalResult, LocalTrainer
 from fl_labelskew_plugins.engine.ring import Ring, Wide, parts, trim
+from fl_labelskew_plugins.runtimes.silo import client
 from fl_labelskew_plugins.runtimes.silo.secure import masks, shares
 from fl_labelskew_plugins.runtimes.silo.secure.answering import SiloSums
 from fl_labelskew_plugins.runtimes.silo.secure.asking import ServerSums
@@ -421,6 +422,32 @@ def is_not_finite_in_its_first_training():
             tensors |= {name: value * float("nan") for name, value in tensors.items()}
 
     after_its_first_training(spoil)
+
+
+@cheat
+def loses_its_device():
+    """As after a failed assertion on a GPU: the process cannot use the network there any more."""
+    lost = []
+
+    def fail_if_lost(trainer):
+        if trainer.model in lost:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+
+    @replaces(turn.Turn, "fit")
+    def fit(self, honest, *args, **kwargs):
+        if self.view.round == ROUND:
+            lost.append(self.trainer.model)
+        fail_if_lost(self.trainer)
+        return honest(*args, **kwargs)
+
+    @replaces(LocalTrainer, "predict")
+    def predict(self, honest, *args, **kwargs):
+        fail_if_lost(self)
+        return honest(*args, **kwargs)
+
+    counts = LocalTrainer.counts
+    LocalTrainer.counts = lambda self, client: (fail_if_lost(self), counts(self, client))[1]
+    client.works = lambda device: not lost
 
 
 @cheat

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from fl_labelskew_registry import Federation, Images, LabelSkewError, RunError, shareable
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
@@ -27,6 +28,7 @@ from fl_labelskew_plugins.data.fingerprint import add_array, fingerprint
 from fl_labelskew_plugins.engine import metrics
 from fl_labelskew_plugins.engine.aggregate import check_upload
 from fl_labelskew_plugins.engine.client_state import Versions
+from fl_labelskew_plugins.engine.devices import works
 from fl_labelskew_plugins.engine.local import LocalResult, forms
 from fl_labelskew_plugins.ledgers.privacy import Ledger, SpentError
 from fl_labelskew_plugins.machine import log
@@ -59,7 +61,8 @@ class Answers:
 
     def __init__(self, silo: SiloClient) -> None:
         self.silo = silo
-        self._noisy_weights = any(noise.claim for noise in leaving(silo.recipe, 1, 1).upload if noise.on == "weights")
+        self.hides_failures = any(noise.claim for noise in leaving(silo.recipe, 1, 1).upload if noise.on == "weights")
+        """Whether the server must not see that training or a test has failed."""
         self.handlers: Mapping[Kind, Callable[[Message], None]] = {Kind.SURVEY: self._survey}
         """They override handlers of :class:`SiloClient`."""
 
@@ -102,7 +105,7 @@ class Answers:
         request gets the stored upload. A repeat of an older one gets new noise and is charged: equal noise would cancel
         in the difference of two uploads.
         """
-        if not self._noisy_weights:
+        if not self.hides_failures:
             return take(client, round, start, **turn)
         last = LastUpload(self.silo.folder)
         answer = self.silo.answer_digest(self.silo.request)
@@ -134,8 +137,9 @@ class Answers:
         return silo.seed(again)
 
     def log_hidden_failure(self, error: Exception, answer: str) -> None:
-        """Log a failure that the server must not see."""
+        """Log a failure that the server must not see, and leave a device that no longer works."""
         self.silo.warn(f"{described(error)}; this silo {answer}")
+        self.silo.leave_failed_device()
 
     def to_upload(self, round: int, start: Weights, result: LocalResult) -> LocalResult:
         """The part of a result that is uploaded."""
@@ -234,6 +238,8 @@ class SiloClient(Manager):
         """Round and result of the last round, until the server's verdict."""
         self._secret, self._process = secret(folder), secrets.token_hex(8)
         self._normalisation: State = {}
+        self._device: torch.device | None = None
+        """The CPU after the recipe's device has failed."""
         self._round = -1
         self.request = ""
         self._postponed: Callable[[], object] | None = None
@@ -289,7 +295,8 @@ class SiloClient(Manager):
                 self._normalisation = dict(message.tensors)
                 normal = facts.normalised(normal, self._normalisation)
             indices = data.indices(self.client)
-            session = assemble(self.recipe, normal, *indices, [], federation=federation, secret=self.seed())
+            self._assemble = partial(assemble, self.recipe, normal, *indices, [], secret=self.seed())
+            session = self._assemble(federation=federation, device=self._device)
             facts.check_features(federation, session.trainer.model)
             self.use(replace(session, start=forms(session.start)))  # every round starts from the server's weights
             self.run_name, self._round, self.upload = str(meta["run"]), -1, None
@@ -317,7 +324,25 @@ class SiloClient(Manager):
     def use(self, session: Session) -> None:
         """Replace the session."""
         self.session = session
-        self._take = self.host.turns(session.trainer)
+        self._turns = self.host.turns(session.trainer)
+
+    def leave_failed_device(self) -> None:
+        """If the device has failed, use the CPU until a restart, but do not train: that would take longer."""
+        if self._device is None and not works(device := self.session.trainer.device):
+            self.warn(f"{device} has failed; this silo trains again after a restart")
+            self._device = torch.device("cpu")
+            session = self._assemble(federation=self.session.federation, device=self._device)
+            self.use(replace(session, start=forms(session.start)))
+
+    def _take(
+        self, client: int, round: int, start: Weights, *, shared: Weights, trains: bool = True, **turn: Any
+    ) -> LocalResult:
+        """A client's turn on the device of the samples."""
+        device = self.session.trainer.device
+        if trains and self._device is not None:
+            raise RunError(f"round {round + 1}: no training, because a device has failed; restart this silo")
+        start, shared = ({name: value.to(device) for name, value in part.items()} for part in (start, shared))
+        return self._turns(client, round, start, shared=shared, trains=trains, **turn)
 
     def opening(self, session: Session) -> Mapping[str, Tensor]:
         """The silo's opening, charged to the ledger."""
@@ -340,9 +365,7 @@ class SiloClient(Manager):
         before = facts.number(meta, "state_round", -1, rounds - 1, "TRAIN")
         kept = facts.numbers(meta, "kept_rounds", 0, rounds - 1, "TRAIN")
         times = facts.number(meta, "times_selected", 1, rounds, "TRAIN")
-        device = session.trainer.device
-        weights = {k: v.to(device) for k, v in group(message.tensors, "model").items()}
-        shared = {k: v.to(device) for k, v in group(message.tensors, "shared").items()}
+        weights, shared = group(message.tensors, "model"), group(message.tensors, "shared")
         if len(weights) + len(shared) != len(message.tensors):  # the digest of the request would include them
             raise shareable(RunError(f"round {round + 1}: the server sent tensors that training does not use"))
         check_upload(weights, session.start, where=f"round {round + 1}: the server's model")
@@ -439,6 +462,15 @@ class SiloClient(Manager):
         """Test weights on the own test split and record the result; return measures for the server."""
         if not (self.recipe.validation.per_client and len(self.data.data.test.y)):
             return {}
+        try:
+            return self._measured(session, round, weights)
+        except Exception as error:
+            if not self.answers.hides_failures:
+                raise
+            self.answers.log_hidden_failure(error, f"has no test result of round {round + 1}")
+            return {}
+
+    def _measured(self, session: Session, round: int, weights: Weights) -> dict[str, Any]:
         trainer = session.trainer
         logits, labels = trainer.predict(trainer.test_indices[self.client], weights)
         matrix = metrics.confusion(logits.argmax(1), labels, session.federation.num_classes).cpu()

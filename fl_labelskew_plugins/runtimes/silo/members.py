@@ -118,7 +118,7 @@ class Members:
         self.needs = f"comm_args.{'secure_threshold' if threshold else 'min_clients'}"
         """The recipe's key of :attr:`quorum`."""
         self.clock = ListeningClock(transport, self.write_status)
-        self._seed, self._excluded, self._recount = recipe.common.random_seed, excluded, recount
+        self._seed, self.excluded, self._recount = recipe.common.random_seed, excluded, recount
         self._set_status, self._seen = set_status, seen
         self.wanted: tuple[str, str, Callable[[], Iterable[int]]] = (status.RUNNING, "", list[int])
         """The run's state, the expected message or action, and the missing clients."""
@@ -142,7 +142,7 @@ class Members:
     @property
     def excluded_clients(self) -> set[int]:
         """Clients that the operator excludes."""
-        return set(self._excluded.clients)
+        return set(self.excluded.clients)
 
     def begin(self, round: int) -> None:
         """Begin a round and its deadline."""
@@ -216,7 +216,7 @@ class Members:
         if len(here) < self.quorum:
             raise RunError(
                 f"{len(here)} of at least {self.quorum} silos connected within {seconds:g} s "
-                f"({self.needs}, quorum_timeout_s){self._excluded}"
+                f"({self.needs}, quorum_timeout_s){self.excluded}"
             )
         self.away |= expected - self.present
         for client in sorted(self.away - self.excluded_clients):
@@ -233,7 +233,7 @@ class Members:
         self.wanted = status.WAITING, "to reconnect", lambda: [k for k in clients if k not in self.present]
         while True:
             self.read_excluded()
-            clients = self._excluded.select_clients(sampled, round, self._seed)
+            clients = self.excluded.select_clients(sampled, round, self._seed)
             here = [k for k in clients if k in self.present and k not in self.away]
             # repeated disconnects of a silo do not extend the wait
             returning = not over and self.clock.now < reconnect_until and any(self._may_return(k) for k in clients)
@@ -242,7 +242,7 @@ class Members:
             if over:
                 raise RunError(
                     f"round {round + 1}: {len(here)} of at least {needed} silos are connected after {seconds:g} s "
-                    f"({self.needs}, quorum_timeout_s){self._excluded}; {self.resume}"
+                    f"({self.needs}, quorum_timeout_s){self.excluded}; {self.resume}"
                 )
             over = not self.clock.listen(until)
         self.round = round
@@ -253,7 +253,7 @@ class Members:
 
     def read_excluded(self) -> None:
         """Read the file of excluded silos; recount after a change."""
-        if self._excluded.read():
+        if self.excluded.read():
             self._recount()
 
     def write_status(self, *, now: bool = False) -> None:
@@ -264,7 +264,7 @@ class Members:
             self._set_status(
                 state=state if ranks else status.RUNNING,
                 waiting_for={"what": what, "silos": ranks} if ranks else None,
-                silos=self._seen.rows(self.present, self.away, self.refusal_reasons, self._excluded.clients),
+                silos=self._seen.rows(self.present, self.away, self.refusal_reasons, self.excluded.clients),
             )
 
 

@@ -283,6 +283,7 @@ class SummedAnswers(Answers):
         silo.transport.limits[Kind.CHECKED] = streams.LIMIT + 3 * POINT * silos**2  # all silos' commitments
         self._several_runs = policy is not None and policy.several_runs
         self._noise = recipe.privacy.noise_multiplier is not None
+        self.hides_failures = self.hides_failures or self._noise
         self.tests_immediately, self._answers_at = not self._noise, 0.0
         silo.transport.quiet = self._noise
         for warning in weaknesses(recipe):
@@ -414,6 +415,7 @@ class SummedAnswers(Answers):
         """The vector for the sum."""
         sums, measures = sums_of(self.silo.session), self.silo.recipe.comm.send_measures
         try:
+            start = {name: start[name].to(value.device) for name, value in result.upload.items()}
             vector = sums.added(self.silo.client, round, start, result, measures=measures)
         except Exception as error:
             if not self._noise:

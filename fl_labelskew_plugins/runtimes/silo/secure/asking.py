@@ -92,7 +92,7 @@ class ServerSums:
                 tries[tuple(clients)] += 1
                 masked += self._kind in (Kind.MASKED, Kind.INCLUDED, Kind.REVEALED)
                 if len(clients) < self._sizes(round).at_least or TRIES in (tries[tuple(clients)], masked):
-                    raise RunError(f"{error}; {self._members.resume}") from None
+                    raise RunError(f"{error}{self._members.excluded}; {self._members.resume}") from None
                 self._members.warn(f"{error}; the sum is not opened, and the attempt is repeated")
 
     def total(

@@ -269,6 +269,43 @@ def test_with_noise_on_uploads_a_failed_training_looks_like_another(scene, feder
     assert [len(line["answered"]) for line in ledger_lines(federation)] == [1] * 4
 
 
+LOST = """
+from fl_labelskew_plugins.engine.turn import Turn
+from fl_labelskew_plugins.methods.fedrs import FedRS
+from fl_labelskew_plugins.runtimes.silo import client
+
+LOST = []
+client.works = lambda device: not LOST
+begin = Turn.__init__
+
+def refuse_if_lost(self, trainer, *args, **kwargs):
+    if trainer.model in LOST:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+    begin(self, trainer, *args, **kwargs)
+
+Turn.__init__ = refuse_if_lost
+
+class Losing(FedRS):
+    def loss(self, batch, client):
+        if client.round == 1:
+            LOST.append(client.model)
+            raise RuntimeError("CUDA error: device-side assert triggered")
+        return super().loss(batch, client)
+"""
+
+
+def test_with_noise_on_uploads_a_silo_without_its_gpu_still_answers(scene, federation, plugin):
+    """After such an error, the process cannot use the GPU in later rounds, or to draw noise."""
+    plugin(LOST, "Losing")
+    federation.overrides = ["method_args.method=acme", *NOISE, "train_args.comm_round=4"]
+    server, process = scene({}, [(0, 1.0), (1, 1.0), (2, 1.0), (3, 1.0)])
+    assert (server.failed, len(server.uploads)) == (None, 4)
+    assert process.text.count("has failed; this silo trains again after a restart") == 1
+    for upload in server.uploads[1:]:
+        changes = [(upload[f"model/{name}"] - value).flatten() for name, value in server.session.start.items()]
+        assert 3.5 < float(torch.cat(changes).std()) < 4.5
+
+
 LDP = ["enable_dp=true", "dp_solution_type=ldp", "epsilon=1", "delta=0.1", "sensitivity=10"]
 
 

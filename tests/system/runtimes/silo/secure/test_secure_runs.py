@@ -549,6 +549,19 @@ def test_shared_tensors_of_a_wrong_shape_stop_no_silo(secure):
     assert left_out(federation) == [[], []]
 
 
+def test_a_silo_that_loses_its_gpu_in_training_looks_like_the_others(secure):
+    """A server can make a model or tensors with which training fails only with certain samples."""
+    federation = secure(*NOISE, *PER_CLIENT, "train_args.comm_round=4")
+    failing = federation.silo(2, cheat="loses_its_device")
+    server = federation.server()
+    finished(server, failing, *federation.silos(1, 3, 4))
+    assert left_out(federation) == [[]] * 4
+    assert failing.text.count("this silo adds only noise to the sum of this round") == 3
+    assert failing.text.count("has failed; this silo trains again after a restart") == 1
+    kinds = [[line["kind"] for line in audited(federation.folder / f"silo-{rank}", "sent")] for rank in (1, 2)]
+    assert kinds[0] == kinds[1]
+
+
 def test_with_noise_silos_test_one_model_per_round_and_report_nothing(secure):
     federation = secure(*PER_CLIENT, *NOISE)
     server = federation.server(cheat="asks_for_right_answers_under_noise+tests_two_models")
