@@ -25,7 +25,7 @@ from fl_labelskew_plugins.cli.main import main
 from fl_labelskew_plugins.engine import sums, turn
 from fl_labelskew_plugins.engine.local import LocalResult, LocalTrainer
 from fl_labelskew_plugins.engine.ring import Ring, Wide, parts, trim
-from fl_labelskew_plugins.runtimes.silo import client
+from fl_labelskew_plugins.runtimes.silo import client as silo_client
 from fl_labelskew_plugins.runtimes.silo.secure import masks, shares
 from fl_labelskew_plugins.runtimes.silo.secure.answering import SiloSums
 from fl_labelskew_plugins.runtimes.silo.secure.asking import ServerSums
@@ -447,7 +447,7 @@ def loses_its_device():
 
     counts = LocalTrainer.counts
     LocalTrainer.counts = lambda self, client: (fail_if_lost(self), counts(self, client))[1]
-    client.works = lambda device: not lost
+    silo_client.works = lambda device: not lost
 
 
 @cheat
