@@ -34,7 +34,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
     ):
         kind, dims = stream.read(3), stream.read(1)
         if kind != b"\0\0\x08" or not b"\1" <= dims <= b"\4":
-            raise ValueError("it does not contain bytes in 1 to 4 dimensions")
+            raise ValueError("it is not an array of bytes with 1 to 4 dimensions")
         shape = np.frombuffer(stream.read(4 * dims[0]), ">u4", dims[0]).tolist()
         size = math.prod(shape)
         unpacks(path, size, "its samples", 100, "the published file")

@@ -88,7 +88,7 @@ class ISIC2019(Dataset):
             missing = [name for name in (PREPARED, SPLIT) if not os.path.exists(data_dir / name)]
             wrong = f"no {', '.join(missing)} in {data_dir}" if missing else ""
         if wrong:
-            raise LabelSkewError(f"data set isic2019: {wrong}; get it from {self.source}")
+            raise LabelSkewError(f"data set isic2019: {wrong}; get the data set from {self.source}")
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
         return self._load(data_dir, download=download, folds=("train", "test"))

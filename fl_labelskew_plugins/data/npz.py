@@ -212,7 +212,9 @@ class Npz(Dataset):
         x = to_inputs(arrays[f"x{key}"], self.params.layout, f"{path}: x{key}")
         y, groups, where = arrays[f"y{key}"], arrays.get(f"groups{key}"), f"{path}: y{key}"
         if y.dtype.kind not in "iu" or y.ndim != 1:
-            raise mistake(where, f"is {y.dtype} of shape {y.shape}", "integers or names in one dimension")
+            raise mistake(
+                where, f"is {y.dtype} of shape {y.shape}", "a one-dimensional array of integers or class names"
+            )
         if len(y) != len(x):
             raise LabelSkewError(f"{where}: has {len(y)} labels for {len(x)} samples; give one label for each sample")
         if y.min() < 0 or y.max() >= 2**63:

@@ -191,8 +191,8 @@ class Feature(Params):
         encoded: NDArray[np.float64] = (words[:, None] == np.array(self.categories, object)).astype(np.float64)
         encoded[~known] = np.nan
         if others := ordered(words[~encoded.any(axis=1)]):
-            problem = f"{few(others)} {'is' if len(others) == 1 else 'are'} not in training"
-            warn(f"{where}: {problem}; encoded as 0 in the features of all categories")
+            verb = "does" if len(others) == 1 else "do"
+            warn(f"{where}: {few(others)} {verb} not occur in training; its features are 0 for every category")
         return encoded
 
 

@@ -50,9 +50,9 @@ class SumNoise:
             what = f"{self.multiplier:g} is too much noise for sums of {self.bits} bits"
             raise mistake(MULTIPLIER, what, "more comm_args.secure_bits, or less noise")
         if self.deviation < LEAST:
-            steps = f"{self.deviation:.2g} steps; expected at least {LEAST:g}"
-            what = f"{self.multiplier:g} gives a client noise of {steps}"
-            raise mistake(MULTIPLIER, what, "more noise, more comm_args.secure_bits or a smaller comm_args.secure_clip")
+            least = f"{self.deviation:.2g} steps of the sum's integers, expected at least {LEAST:g}"
+            use = "a larger value, a larger comm_args.secure_bits or a smaller comm_args.secure_clip"
+            raise mistake(MULTIPLIER, f"with {self.multiplier:g}, the noise of one client is {least}", use)
 
     @property
     def step(self) -> float:

@@ -53,7 +53,9 @@ def start(options: RunOptions, *, held: RunFolder | None = None) -> Survey | Non
         folder = held or folder
         if back is not None and recipe.sums_alone:
             problem = "with secure aggregation silos do not repeat earlier rounds"
-            raise LabelSkewError(f"--from-round {back}: {problem}; use --resume without it, or start a new run")
+            raise LabelSkewError(
+                f"--from-round {back}: {problem}; use --resume without --from-round, or start a new run"
+            )
         if back is not None and not worker:
             _go_back(folder, back, quiet=options.quiet)
     else:

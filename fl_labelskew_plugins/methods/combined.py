@@ -204,7 +204,7 @@ def combine(parts: Mapping[str, Method]) -> Method:
     if special is not None and len(carriers) > 1:
         others = ", ".join(name for name in carriers if name != special)
         raise LabelSkewError(
-            f"{special} cannot be combined with {others}: it does more than change logits and add terms to the loss; "
+            f"{special} cannot be combined with {others}: {special} changes more than logits and terms of the loss; "
             f"use {special} with methods that only change logits"
         )
     for name in carriers:

@@ -147,8 +147,8 @@ class KnownPrior(Method):
         """The global prior. A class without a positive sum (a client cheats, or rounding) counts as one sample."""
         smoothed = total.tensors["smoothed"]
         if total.samples and smoothed.sum() > 2 * total.samples:  # more than noise explains
-            what = "the class counts of the opening are more than twice all training samples"
-            log.warn(f"{what}; some are wrong, or very noisy")
+            what = "the sum of all class counts in the opening is more than twice the number of training samples"
+            log.warn(f"{what}; some counts are wrong, or very noisy")
         return {"prior": global_prior(smoothed.where(smoothed > 0, 1.0))}
 
     def report(self, federation: Federation) -> dict[str, Any]:

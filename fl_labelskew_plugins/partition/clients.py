@@ -154,8 +154,8 @@ def divide(data: Data, partitioner: Partitioner, *, clients: int, seed: int) -> 
     classes = len(data.class_names)
     for part, y in (("training", data.train.y), ("test", data.test.y)):
         if len(y) and not 0 <= y.min() <= y.max() < classes:
-            problem = f"{part} labels are {y.min()} to {y.max()}"
-            raise mistake("data set", problem, f"labels from 0 to {classes - 1} with {classes} class names")
+            problem = f"{part} labels are {y.min()} to {y.max()}, but there are {classes} class names"
+            raise mistake("data set", problem, f"labels from 0 to {classes - 1}")
     rng = seeds.numpy_generator(seed, "partition")
     parts = partitioner.split(data.train.y, data.train.groups, clients=clients, rng=rng)
     kind = type(partitioner)

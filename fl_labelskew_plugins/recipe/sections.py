@@ -525,7 +525,7 @@ class Expected(Params):
     @model_validator(mode="after")
     def _target_goes_with_rounds(self) -> Expected:
         if (self.measure == "rounds_to") != (self.target is not None):
-            raise ValueError("target and measure: rounds_to belong together; set both or neither")
+            raise ValueError("target is needed with measure: rounds_to, and not allowed with other measures")
         return self
 
 

@@ -122,10 +122,9 @@ class Survey:
 def of_partition(recipe: Recipe) -> Survey:
     """Survey a recipe's partition; raise LabelSkewError without one, or if it fails."""
     if recipe.own_data:
-        problem = "its silos have their own data, which this command cannot read"
-        raise mistake(
-            "client_specific_args.data_silo_config", problem, "labelskew run RECIPE --survey at the server and silos"
-        )
+        problem = "each silo has its own data, which this command cannot read"
+        use = "labelskew run RECIPE --survey on the server and on each silo"
+        raise mistake("client_specific_args.data_silo_config", problem, use)
     data, clients = divided(recipe)
     title = clean(f"{recipe.data.dataset}, {recipe.partition.partition_method}")
     return Survey(title, clients.names, data.class_names, clients.counts)

@@ -232,5 +232,5 @@ def _column(path: Path, columns: Sequence[str], wanted: str | None, names: Seque
         raise LabelSkewError(f"{option} {mistakes.unknown(wanted, [clean(column, 40) for column in columns])}")
     fits = [wanted] if wanted is not None else [column for column in columns if column.lower() in names]
     if len(fits) > 1:
-        raise mistake(clean(path), f"has columns {few(fits)}", f"{option} with one of {few(fits)}")
+        raise mistake(clean(path), f"the columns {few(fits)} all fit", f"{option} with one of them")
     return fits[0] if fits else None

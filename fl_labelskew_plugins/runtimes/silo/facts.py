@@ -144,8 +144,8 @@ def load(recipe: Recipe, client: int) -> SiloData:
     summary = Facts(len(data.train.y), shape, len(names), classes=digest(names))
     silo = SiloData(data, summary, stats.sums(data.train.x) if recipe.pools_moments else None)
     if recipe.pools_moments and shape[0] > MAX_CHANNELS:
-        what = f"samples have {shape[0]} channels, and sums of at most {MAX_CHANNELS} can be sent"
-        raise mistake("data_args.mean", what, "numbers of mean and std in the server's recipe")
+        what = f"the samples have {shape[0]} channels, but a silo can send sums of at most {MAX_CHANNELS}"
+        raise mistake("data_args.mean", what, "numbers for mean and std in the server's recipe")
     if recipe.train.proxy_aggregation == "class":
         silo = replace(silo, facts=replace(summary, counts=tuple(silo.counts.tolist())))
     return silo
@@ -349,8 +349,8 @@ class Census:
         """Raise RunError for data that do not fit."""
         shape, classes = self._shape, self.num_classes
         if (facts.input_shape, facts.num_classes) != (shape, classes):
-            what = f"its samples have shape {facts.input_shape} and {facts.num_classes} classes"
-            raise RunError(f"{what}, the federation's {shape} and {classes}; use matching data")
+            what = f"its data have {facts.num_classes} classes and samples of shape {facts.input_shape}"
+            raise RunError(f"{what}; expected: {classes} classes and samples of shape {shape}")
         if self._classes is not None and facts.classes not in (None, self._classes):
             raise OtherClassesError("its class names or their order differ from the server's")
         others = [k for k, known in sorted(self._facts.items()) if None not in (known.classes, facts.classes)]

@@ -63,8 +63,8 @@ class Guard:
     def begin_survey(self) -> None:
         """Raise PolicyError if the policy allows no survey."""
         if self.policy.require_secure_aggregation:
-            demand = "a survey: each silo sends its number of samples and its class counts"
-            self._refuse("require_secure_aggregation", demand, "for which this silo was started")
+            demand = "a survey, in which each silo sends its number of samples and its class counts"
+            self._refuse("require_secure_aggregation", demand, "and this silo was started for one")
 
     def survey(self, question: str) -> None:
         """Count class counts for a survey as an answer; raises as :meth:`answer`."""

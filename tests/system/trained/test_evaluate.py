@@ -155,7 +155,7 @@ def test_predict_table_missing_columns(patients, tmp_path):
     told = call("predict", run.folder, new, "--out", tmp_path / "p.csv")
     assert told.stderr.splitlines() == [
         f"warning: {new}: the model does not use column id",
-        f"warning: {new}: column sex: ? is not in training; encoded as 0 in the features of all categories",
+        f"warning: {new}: column sex: ? does not occur in training; its features are 0 for every category",
     ]
     count = int(frame.age.notna().sum())
     told = call("predict", run.folder, new, "--out", tmp_path / "p.csv", "--set", "data_args.missing=drop")

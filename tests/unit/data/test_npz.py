@@ -80,7 +80,7 @@ def test_layouts(tmp_path, shape, layout, result):
         ({}, "has no x, y (it has nothing)"),
         ({"x_train": X, "y_train": Y, "x_test": X}, "has no y_test"),
         ({"x": X, "y": Y[:9]}, "y: has 9 labels for 20 samples"),
-        ({"x": X, "y": Y * 1.0}, "y: is float64 of shape (20,); use integers"),
+        ({"x": X, "y": Y * 1.0}, "y: is float64 of shape (20,); use a one-dim"),
         ({"x": X, "y": Y[:, None]}, "y: is int64 of shape (20, 1)"),
         ({"x": X, "y": Y - 1}, "y: has label -1"),
         ({"x": X, "y": Y * 2}, "go up to 6, but no sample has label 1; use labels from 0 to 3"),
@@ -103,7 +103,7 @@ def test_layouts(tmp_path, shape, layout, result):
             "has label 3; use labels from 0 to 1 with 2 class",
         ),
         ({"x": X, "y": np.array(["a\x1b", "b"] * 10), "class_names": np.array(["b", "c"])}, "a? is not in class_names"),
-        ({"x": X, "y": np.array([["a", "b"]] * 10)}, "y: is int64 of shape (10, 2); use integers or names in one"),
+        ({"x": X, "y": np.array([["a", "b"]] * 10)}, "y: is int64 of shape (10, 2); use a one-dimensional"),
         ({"x": X, "y": np.array(["a", ""] * 10)}, "has class names , a; use names that differ and are not empty"),
     ],
 )

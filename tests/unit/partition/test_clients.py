@@ -135,7 +135,7 @@ def test_labels_beyond_the_class_names():
     whole = data()
     whole.class_names.pop()
     line = message(lambda: divide(whole, IID(), clients=2, seed=0))
-    assert "training labels are 0 to 2; use labels from 0 to 1 with 2 class names" in line
+    assert "training labels are 0 to 2, but there are 2 class names; use labels from 0 to 1" in line
 
 
 GROUPS = np.repeat([0, 2, 1], 30)

@@ -66,5 +66,5 @@ def test_wrong_numbers_are_one_line_each():
     assert "r.yaml: expected[2].value: -1 is out of range; allowed: a number of at least 0" in lines
     line = "r.yaml: expected[3]: 3 is not a mapping of keys to values; allowed: a mapping with value"
     assert lines[-1].startswith(line)
-    expected = "r.yaml: expected: target and measure: rounds_to belong together; set both or neither"
+    expected = "r.yaml: expected: target is needed with measure: rounds_to, and not allowed with other measures"
     assert only_line(text_with(expected=NUMBER | {"measure": "rounds_to"})) == expected

@@ -97,7 +97,8 @@ class ServerRound:
         """Step 5: take a silo's shares."""
         self._among(rank, self._there, "shares")
         if given.keys() != set(self._sharing):
-            raise self.attempt.error(f"silo {rank} revealed no share of {listed(set(self._sharing) - given.keys())}")
+            wrong = listed(given.keys() ^ set(self._sharing))
+            raise self.attempt.error(f"silo {rank} revealed too few or too many shares: {wrong}")
         self._revealed[rank] = {dealer: int.from_bytes(share, "big") for dealer, share in given.items()}
 
     def roster(self) -> dict[int, bytes]:

@@ -151,7 +151,8 @@ class SiloRound:
         ranks = sorted(included)
         if self.rank not in ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= self._shares.keys():
             what = f"the server reports a sum over {listed(ranks)}"
-            raise self.attempt.error(f"{what}; expected: silo {self.rank} and others among {listed(self._shares)}")
+            expected = f"silo {self.rank}, and others of {listed(self._shares)}, each once"
+            raise self.attempt.error(f"{what}; expected: {expected}")
         self._enough(ranks, "are in the sum")
         if self._noisy is None:  # with noise, each sum is charged to the ledger
             self._account.check(self.attempt, ranks)

@@ -337,7 +337,7 @@ FORM = ["data_args.input_shape=[1, 8, 8]", "data_args.classes=10", "validation_a
 UNFIT = (
     (
         FACTS | {"num_classes": 11},
-        "its samples have shape (1, 8, 8) and 11 classes, the federation's (1, 8, 8) and 10; use m",
+        "its data have 11 classes and samples of shape (1, 8, 8); expected: 10 classes and samples",
     ),
     ({}, "its number of samples is not a whole number above 0"),  # test_facts.py has more
 )

@@ -182,7 +182,7 @@ def test_a_server_that_drops_a_silo_after_its_vector_has_come(play):
     """It claims that silo 4 is lost, to get its key, and has its vector. Silo 4's own mask stays secret."""
     play.upto(4)
     play.lost[4] = 4
-    without = "the server reports a sum over silos 1, 2, 3; expected: silo 4 and others among silos 1, 2, 3, 4"
+    without = "the server reports a sum over silos 1, 2, 3; expected: silo 4, and others of silos 1, 2, 3, 4, each once"
     assert refused(play.silos[4].agree, [1, 2, 3]) == without
     play.server._added.discard(4)
     play.server._total -= play.sent[3, 4]
@@ -225,7 +225,7 @@ def test_a_server_that_lies_about_who_is_in_the_sum(play):
     play.upto(4)
     for there in ([1, 2, 3, 4, 5], [2, 3, 4], [1, 1, 2, 3]):
         named = "silos " + ", ".join(map(str, there))
-        why = f"the server reports a sum over {named}; expected: silo 1 and others among silos 1, 2, 3, 4"
+        why = f"the server reports a sum over {named}; expected: silo 1, and others of silos 1, 2, 3, 4, each once"
         assert refused(play.silos[1].agree, there) == why
         again(play.silos[1], "agree")
     why = "2 silos are in the sum, but this silo requires at least 3"
@@ -303,7 +303,7 @@ def test_a_silo_that_reveals_wrong_shares_or_none(play, monkeypatch):
     play.upto(5)
     signatures = dict(play.server.signatures())
     given = {rank: play.silos[rank].reveal(signatures) for rank in RANKS}
-    assert refused(play.server.revealed, 1, {1: given[1][1]}) == "silo 1 revealed no share of silos 2, 3, 4"
+    assert refused(play.server.revealed, 1, {1: given[1][1]}) == "silo 1 revealed too few or too many shares: silos 2, 3, 4"
     checked.clear()
     play.server.revealed(1, given[1] | {2: bytes([1] * 32), 3: bytes(32), 4: b""})
     for rank in (2, 3, 4):
