@@ -82,13 +82,13 @@ class LocalTrainer:
 
     Args:
         model: the network; its weights are overwritten.
-        indices: ``(N_k,)`` int64 training samples of each client in this process.
-        test_indices: of each such client's own test split.
+        indices: ``(N_k,)`` int64 indices of the training samples of each client in this process.
+        test_indices: the same for each client's own test split.
         secret: secret seed of a silo's privacy noise, up to 128 bits; None: the recipe's seed.
-        fresh: freshly initialised state dict of another network, identical in all processes.
+        fresh: returns the state dict of the same network with another initialisation, equal in all processes.
         names: display names of clients; may be empty.
         sends: whether the method's contributions leave a client.
-        between: called before each batch with whether it is for training; an exception ends the round.
+        before_batch: called before each batch, with True for training; an exception ends the round.
     """
 
     model: nn.Module
@@ -104,7 +104,7 @@ class LocalTrainer:
     fresh: Callable[[], Weights] | None = None
     names: Mapping[int, str] = field(default_factory=dict)
     sends: bool = True
-    between: list[Callable[[bool], None]] = field(default_factory=list)
+    before_batch: list[Callable[[bool], None]] = field(default_factory=list)
     _spares: list[Baseline] = field(default_factory=list, init=False, repr=False)
     unchanged: tuple[Unchanged, Unchanged] = field(init=False, repr=False)
     """Checks that hooks of the method and the optimiser change no attributes."""
@@ -126,7 +126,7 @@ class LocalTrainer:
 
     @cached_property
     def has_batch_norm(self) -> bool:
-        """Whether the network cannot train on one sample."""
+        """Whether the network has batch normalisation, which cannot train on one sample."""
         return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in self.model.modules())
 
     @property
@@ -143,12 +143,12 @@ class LocalTrainer:
         return f"client {self.names.get(client, client)}"
 
     def spares(self) -> Iterator[nn.Module]:
-        """Copies of the network; valid until the next turn requests copies."""
+        """Copies of the network; valid until the next client requests copies."""
         for number in itertools.count():
             if number == len(self._spares):
                 self._spares.append(copy.deepcopy(self.baseline))
             spare = self._spares[number]
-            spare.restore()  # undo changes by an earlier turn, or before the network was copied
+            spare.restore()  # the copy, or the network before it was copied, may have changed
             yield spare.model
 
     def forward(self, model: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -162,11 +162,11 @@ class LocalTrainer:
     def predict(
         self, index: Tensor | None = None, weights: Weights | None = None, *, view: ClientView | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Logits ``(N, C)`` and labels ``(N,)`` of test samples, by default all; ``view``: of a client's own model."""
+        """Logits ``(N, C)`` and labels ``(N,)`` of test samples, by default all; ``view``: from this client's model."""
         if weights is not None and self.indices:
             load(self.model, weights)
         elif weights is not None:
-            lend(self.model, {name: self.formatted(value) for name, value in weights.items()})
+            assign(self.model, {name: self.formatted(value) for name, value in weights.items()})
         labels = self.test.y if index is None else self.test.y[index]
         self.model.eval()
         parts = []
@@ -174,13 +174,13 @@ class LocalTrainer:
             with self.autocast():
                 parts.append((self.model(inputs) if view is None else self.method.private_logits(inputs, view)).float())
         if not self.indices:
-            self.hand_back()
+            self.take_weights()
         return torch.cat(parts), labels
 
-    def hand_back(self) -> Weights:
+    def take_weights(self) -> Weights:
         """Take the weights out of the model and return them; a process without clients needs them only for tests."""
         weights = {name: value.detach() for name, value in self.model.state_dict().items()}
-        lend(self.model, forms(weights))
+        assign(self.model, meta_tensors(weights))
         return weights
 
     def inputs(self, samples: Samples | Streamed, index: Tensor | None) -> Iterator[Tensor]:
@@ -190,7 +190,7 @@ class LocalTrainer:
         if index is not None:
             parts = index.split(size)  # type: ignore[no-untyped-call]
         for _, inputs in samples.stream(parts):
-            for call in self.between:
+            for call in self.before_batch:
                 call(False)
             yield self.formatted(inputs)
 
@@ -243,11 +243,11 @@ def frozen(model: nn.Module, weights: Mapping[str, Tensor]) -> nn.Module:
     return model.eval()
 
 
-def lend(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+def assign(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Let the model, which must not be trained, use these tensors without a copy."""
     model.load_state_dict(dict(weights), assign=True)
 
 
-def forms(weights: Mapping[str, Tensor]) -> Weights:
+def meta_tensors(weights: Mapping[str, Tensor]) -> Weights:
     """Shapes and dtypes of a state dict, as tensors without memory."""
     return {name: value.to("meta") for name, value in weights.items()}

@@ -1,7 +1,7 @@
 """Secure aggregation without its cryptography: encoding of clients' updates, and decoding of their sum.
 
-See docs/sums.md. Only the opening sum contains numbers of samples, which are constant: sums over different clients
-would reveal single numbers.
+See docs/sums.md. Numbers of samples do not change, so two sums over different clients would reveal the number of one
+client. Therefore only the opening sum contains them.
 """
 
 import math
@@ -21,8 +21,8 @@ from fl_labelskew_plugins.engine.ring import Narrow, Ring, Vector, Wide, parts, 
 from fl_labelskew_plugins.machine.text import few
 from fl_labelskew_plugins.tensors import Weights, group
 
-SUMMED = 20  # fraction bits of unweighted sums: the method's tensors and counts
-MEAN = 30  # fraction bits of buffers, which are weighted by shares
+SUM_FRACTION_BITS = 20  # of unweighted sums: the method's tensors and counts
+MEAN_FRACTION_BITS = 30  # of buffers, which are weighted by shares
 VECTOR = "sum"  # the only tensor in an upload or opening
 LARGER = "use a larger comm_args.secure_clip"
 
@@ -54,11 +54,11 @@ class Sums:
         narrow = dict(trainer.model.named_parameters())
         for name, form in _averaged(forms).items():
             shape = tuple(form.shape)
-            entries[f"model/{name}"] = Narrow(shape, clip) if name in narrow else Wide(shape, MEAN)
-        entries |= _sent(self.shapes, self.method.sends)
+            entries[f"model/{name}"] = Narrow(shape, clip) if name in narrow else Wide(shape, MEAN_FRACTION_BITS)
+        entries |= _sent_entries(self.shapes, self.method.sends)
         self.noise: SumNoise | None = None
         if noise is None:
-            entries["measured"] = Wide((4,), SUMMED)
+            entries["measured"] = Wide((4,), SUM_FRACTION_BITS)
         else:
             if uncovered := [name for name in forms if not isinstance(entries.get(f"model/{name}"), Narrow)]:
                 what = f"adds noise only to trained parameters, not to the network's {few(uncovered, 2)}"
@@ -70,14 +70,14 @@ class Sums:
         self.round = Ring(entries, bits, clients, head_room=self._head_room)
         self._clipped = {n.removeprefix("model/") for n, entry in entries.items() if isinstance(entry, Narrow)}
         opening = self.method.opening_shapes(federation) if self.method.uses("opening") else {}
-        tests = {} if self.noise else {"tests": Wide((), SUMMED)}
-        parts = {"samples": Wide((), SUMMED), **tests, **_sent(opening, self.method.sends)}
+        tests = {} if self.noise else {"tests": Wide((), SUM_FRACTION_BITS)}
+        parts = {"samples": Wide((), SUM_FRACTION_BITS), **tests, **_sent_entries(opening, self.method.sends)}
         self.opening = Ring(parts, bits, federation.num_clients)
-        self.right = None if self.noise else Ring({"right": Wide((), SUMMED)}, bits, federation.num_clients)
-        """Correct answers on the clients' test splits; None with noise, which would not cover them."""
+        self.right = None if self.noise else Ring({"right": Wide((), SUM_FRACTION_BITS)}, bits, federation.num_clients)
+        """Encoding of numbers of correct answers; None with noise, which would not protect these numbers."""
 
     def share(self, samples: int) -> float:
-        """Weight of a client, at most 1: another one may claim a negative number of samples."""
+        """Weight of a client; at most 1, because another client may report a negative number of samples."""
         federation = self.trainer.federation
         if self.aggregation == "uniform":
             return 1 / federation.clients_per_round
@@ -88,30 +88,32 @@ class Sums:
         every = self.trainer.federation.clients_per_round if self.aggregation == "uniform" else self.clients
         return clients / every
 
-    def added(self, client: int, round: int, start: Weights, result: LocalResult, *, measures: bool = True) -> Vector:
+    def encode_update(
+        self, client: int, round: int, start: Weights, result: LocalResult, *, measures: bool = True
+    ) -> Vector:
         """A client's vector for a round, before noise; ``measures``: with loss and accuracy. Raises RunError."""
         trainer, extra = self.trainer, result.contributions
         where = f"round {round + 1}: {trainer.name(client)}"
         check_result(result.upload, extra, start, self.shapes, self.method, self.optimizer, where=where)
         share = self.share(int(trainer.counts(client).sum()))
         tensors: dict[str, Tensor] = {}
-        words = {}
+        clip_messages = {}
         for name, value in _averaged(result.upload).items():
             key, change = f"model/{name}", value.double() - start[name].double()
             if isinstance(self.round.entries[key], Narrow):
-                tensors[key], words[key] = change, (f"the change of {name}", LARGER)
+                tensors[key], clip_messages[key] = change, (f"the change of {name}", LARGER)
             else:
                 tensors[key] = share * change
-        tensors |= _as_sent(extra, self.round)
+        tensors |= _sent_values(extra, self.round)
         measured = [0.0] * 4
         if measures and result.loss_terms:
             measured[:2] = math.fsum(result.loss_terms.values()), 1
         if measures and result.personalised is not None:
-            measured[2:] = result.personalised  # a sum of accuracies would have few possible explanations
+            measured[2:] = result.personalised  # counts, because a sum of accuracies could reveal each accuracy
         tensors["measured"] = torch.tensor(measured, dtype=torch.float64)
         if self.noise is not None:
-            tensors |= self.noise.clipped({name: tensors[name] for name in words}, share)
-        return self.round.encode(tensors, share=share, where=where, words=words)
+            tensors |= self.noise.clipped({name: tensors[name] for name in clip_messages}, share)
+        return self.round.encode(tensors, share=share, where=where, words=clip_messages)
 
     def noisy(self, vector: Vector, generator: np.random.Generator) -> Vector:
         """A copy of a vector, with a client's part of the noise."""
@@ -122,21 +124,21 @@ class Sums:
         trim(vector, self.round.bits, self.round.wide)
         return vector
 
-    def opened(self, client: int, tensors: Mapping[str, Tensor], tests: int) -> Vector:
+    def encode_opening(self, client: int, tensors: Mapping[str, Tensor], tests: int) -> Vector:
         """A client's vector before round 0: numbers of its samples and ``tests``, and its opening."""
         samples = self.trainer.counts(client).sum()
-        added = {"samples": samples, "tests": torch.tensor(tests), **_as_sent(tensors, self.opening)}
+        added = {"samples": samples, "tests": torch.tensor(tests), **_sent_values(tensors, self.opening)}
         return self.opening.encode(added, share=1, where=f"opening of {self.trainer.name(client)}", words={})
 
-    def tested(self, client: int, right: int) -> Vector:
+    def encode_test(self, client: int, right: int) -> Vector:
         """A client's number of correct answers, as a vector."""
         assert self.right is not None
         added = {"right": torch.tensor(right)}
         return self.right.encode(added, share=1, where=f"test of {self.trainer.name(client)}", words={})
 
-    def sealed(self, client: int, round: int, start: Weights, result: LocalResult) -> LocalResult:
-        """The result as a vector and the private state."""
-        vector = self.added(client, round, start, result)
+    def encode_result(self, client: int, round: int, start: Weights, result: LocalResult) -> LocalResult:
+        """A copy of the result with only its vector and the private state."""
+        vector = self.encode_update(client, round, start, result)
         if self.noise is not None:
             assert result.noise_seed is not None  # set by a turn in this process
             vector = self.noisy(vector, seeds.noise_generator(result.noise_seed, "noise of a sum", round, client))
@@ -163,16 +165,16 @@ class Sums:
         return round(float(self.right.decode(vector)["right"]))
 
     def read(self, vector: Vector, old: Weights, clients: int, round: int) -> tuple[Weights, Total, dict[str, float]]:
-        """The mean, the sum of the method's tensors, and the measures of a round's sum.
+        """Decode a round's sum: the new weights, the sum of the method's tensors, and the measures.
 
         Raises RunError for an impossible number of senders.
         """
         sums, share = self.round.decode(vector), self.shares(clients)
         _check_sent(sums, 0, clients, f"round {round + 1}")
-        of_mean = 1.0 if self.aggregation == "population" else share
-        # a partial round divides by less than 1, which also enlarges a vector beyond the clip
-        most = self.clip * (1 + self._head_room / of_mean)
-        changes = {n: sums[f"model/{n}"] / of_mean for n in _averaged(old)}
+        divisor = 1.0 if self.aggregation == "population" else share
+        # without some clients, the divisor is below 1, which enlarges an invalid vector beyond the clip
+        most = self.clip * (1 + self._head_room / divisor)
+        changes = {n: sums[f"model/{n}"] / divisor for n in _averaged(old)}
         changes |= {n: change.clamp(-most, most) for n, change in changes.items() if n in self._clipped}
         mean = dict(old)
         for n, change in changes.items():
@@ -180,8 +182,8 @@ class Sums:
         mean |= {n: value.clamp(min=0) for n, value in mean.items() if n.endswith(VARIANCES)}
         measured = _means(sums["measured"].tolist(), clients) if "measured" in sums else {}
         device = next(iter(old.values())).device
-        of_method = Total({n: v.to(device) for n, v in _sent_sums(sums).items()}, clients, round)
-        return mean, of_method, measured
+        method_total = Total({n: v.to(device) for n, v in _sent_sums(sums).items()}, clients, round)
+        return mean, method_total, measured
 
 
 def as_tensor(vector: Vector) -> Tensor:
@@ -195,7 +197,7 @@ def as_vector(tensor: Tensor) -> Vector:
 
 
 def _means(measured: list[float], clients: int) -> dict[str, float]:
-    """Mean ``loss``, and ``accuracy`` of personalised models, without impossible values: reports are not checked."""
+    """Mean ``loss``, and ``accuracy`` of personalised models, without impossible values of wrong reports."""
     loss, losses, right, samples = measured
     means = {"loss": loss / losses} if round(losses) in range(1, clients + 1) else {}
     return means | ({"accuracy": right / samples} if samples >= 1 and 0 <= right <= samples else {})
@@ -208,17 +210,17 @@ def _check_sent(sums: Mapping[str, Tensor], least: int, most: int, where: str) -
             raise RunError(f"{where}: {what}; start a new run without the faulty client")
 
 
-def _sent(shapes: Mapping[str, tuple[int, ...]], sends: Mapping[str, str]) -> dict[str, Narrow | Wide]:
+def _sent_entries(shapes: Mapping[str, tuple[int, ...]], sends: Mapping[str, str]) -> dict[str, Narrow | Wide]:
     """Entries for a method's tensors and their numbers of senders.
 
     Counts are rounded: the digits of smoothed counts would reveal each client's own counts.
     """
-    steps = {name: 0 if sends.get(name) == "counts" else SUMMED for name in shapes}
+    steps = {name: 0 if sends.get(name) == "counts" else SUM_FRACTION_BITS for name in shapes}
     entries: dict[str, Narrow | Wide] = {f"method/{n}": Wide(tuple(shape), steps[n]) for n, shape in shapes.items()}
-    return entries | {f"sent/{name}": Wide((), SUMMED) for name in shapes}
+    return entries | {f"sent/{name}": Wide((), SUM_FRACTION_BITS) for name in shapes}
 
 
-def _as_sent(tensors: Mapping[str, Tensor], ring: Ring) -> dict[str, Tensor]:
+def _sent_values(tensors: Mapping[str, Tensor], ring: Ring) -> dict[str, Tensor]:
     values: dict[str, Tensor] = {}
     for key, entry in ring.entries.items():
         kind, _, name = key.partition("/")
@@ -230,10 +232,10 @@ def _as_sent(tensors: Mapping[str, Tensor], ring: Ring) -> dict[str, Tensor]:
 
 
 def _sent_sums(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Sums of the tensors that a client sent, as float32."""
+    """Sums of the tensors that at least one client sent, as float32."""
     return {name: value.float() for name, value in group(sums, "method").items() if sums[f"sent/{name}"] >= 0.5}
 
 
 def _averaged(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors to average: batch norm's counts would reveal numbers of samples."""
+    """Floating-point tensors, without the counts of batch norm, which would reveal numbers of samples."""
     return {name: value for name, value in tensors.items() if value.is_floating_point()}

@@ -191,7 +191,7 @@ class Turn:
 
         def batches() -> Iterator[tuple[Tensor, Tensor]]:
             for index, inputs in self.samples.stream(indices, seed=augment):
-                for call in trainer.between:
+                for call in trainer.before_batch:
                     call(True)
                 yield trainer.formatted(inputs), self.samples.y[index]
 

@@ -109,7 +109,9 @@ class PriorParams(params.Params):
 
     smoothing: float = Field(1.0, gt=0, description="constant a: samples added to each class of a client's histogram")
     smoothing_fraction: float | None = Field(
-        None, gt=0, description="a as a fraction of the client's samples, instead of smoothing; use 0.1 with pcdd"
+        None,
+        gt=0,
+        description="constant a as a fraction of the client's samples, instead of smoothing; use 0.1 with pcdd",
     )
     count_noise: float = Field(
         0.0, ge=0, le=1e9, description="scale b (laplace) or std (gaussian) of the noise on revealed counts"
@@ -144,7 +146,7 @@ class KnownPrior(Method):
         return {"smoothed": smoothed_counts(counts, smoothing=self.smoothing_of(counts))}
 
     def open(self, total: Total) -> dict[str, Tensor]:
-        """The global prior. A class without a positive sum (a client cheats, or rounding) counts as one sample."""
+        """The global prior. A sum that is not positive (rounding, or a dishonest client) counts as one sample."""
         smoothed = total.tensors["smoothed"]
         if total.samples and smoothed.sum() > 2 * total.samples:  # more than noise explains
             what = "the sum of all class counts in the opening is more than twice the number of training samples"
@@ -204,6 +206,6 @@ class FedShift(KnownPrior):
         lines = super().deviations()
         if self.params.denominator == "participants":
             lines.append(
-                "denominator: participants weights by the round's samples; algorithm 1 by all clients' samples"
+                "denominator: participants: weights relative to the samples of the round's clients; algorithm 1: of all"
             )
         return lines

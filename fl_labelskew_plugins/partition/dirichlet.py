@@ -24,7 +24,7 @@ def plain_counts(sizes: Indices, clients: int, beta: float, rng: np.random.Gener
 def capped_pieces(
     members: list[Indices], clients: int, beta: float, rng: np.random.Generator
 ) -> tuple[Indices, list[list[Indices]]]:
-    """Samples of each client ``(K,)``, and each class's piece per client; with ``N / K`` samples a client is full."""
+    """Numbers of samples ``(K,)``, and indices per class and client; ``N / K`` samples: no further classes."""
     cap = sum(len(samples) for samples in members) / clients
     totals = np.zeros(clients, np.int64)
     pieces: list[list[Indices]] = []
@@ -40,9 +40,9 @@ def capped_pieces(
 def dirichlet(
     labels: Indices, *, clients: int, beta: float, min_samples: int = 1, capped: bool = False, rng: np.random.Generator
 ) -> list[Indices]:
-    """Divide each class in proportions of concentration ``beta``, until each client has ``min_samples``.
+    """Divide each class in proportions from Dirichlet(``beta``). Draw again until each client has ``min_samples``.
 
-    Raise LabelSkewError after ``MAX_DRAWS`` attempts.
+    Raise LabelSkewError after ``MAX_DRAWS`` draws.
     """
     _, members = by_class("dirichlet", labels, clients)
     sizes = np.array([len(samples) for samples in members], dtype=np.int64)

@@ -27,16 +27,16 @@ class Pace:
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
         """Time the batches in the block, and leave it without an error if the time ends."""
-        between = self.record.session.trainer.between
+        calls = self.record.session.trainer.before_batch
         if self.pause is not None:
-            between.append(self._next)
+            calls.append(self._next)
         try:
             yield
         except OutOfTimeError:
             self.record.cut = True
             self._write_estimate()
         finally:
-            between.clear()
+            calls.clear()
 
     def _next(self, training: bool) -> None:
         assert self.pause is not None

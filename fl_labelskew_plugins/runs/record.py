@@ -14,7 +14,7 @@ from fl_labelskew_plugins import plots
 from fl_labelskew_plugins.engine import metrics
 from fl_labelskew_plugins.engine.aggregate import check_upload
 from fl_labelskew_plugins.engine.client_state import StateStore
-from fl_labelskew_plugins.engine.local import forms
+from fl_labelskew_plugins.engine.local import meta_tensors
 from fl_labelskew_plugins.engine.server import Server
 from fl_labelskew_plugins.ledgers import privacy
 from fl_labelskew_plugins.machine import log, signals
@@ -48,7 +48,7 @@ class Record:
         self, session: Session, folder: RunFolder, progress: Progress, *, resume: bool, pause: Pause | None = None
     ) -> None:
         recipe = session.recipe
-        self.session = replace(session, start=forms(session.start))  # frees the weights of round 0
+        self.session = replace(session, start=meta_tensors(session.start))  # frees the weights of round 0
         self.folder, self.progress, self.pause = folder, progress, pause
         begun = folder.load_checkpoint(session.trainer.device) if resume else None
         if begun is not None:

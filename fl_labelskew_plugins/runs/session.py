@@ -102,7 +102,7 @@ class Session:
         shapes = self.method.opening_shapes(self.federation)
         check_extra(tensors, shapes, where=f"opening of {self.trainer.name(client)}")
         if self.sums is not None:
-            vector = self.sums.opened(client, tensors, self.reported_tests(client))
+            vector = self.sums.encode_opening(client, tensors, self.reported_tests(client))
             tensors = {VECTOR: as_tensor(vector)}
         return Contribution(client, tensors)
 
@@ -330,7 +330,7 @@ def assemble(
         data.class_names,
         federation,
         trainer,
-        snapshot(trainer.model) if train else trainer.hand_back(),
+        snapshot(trainer.model) if train else trainer.take_weights(),
         list(sizes),
         data.notes,
         input_shape=shape,

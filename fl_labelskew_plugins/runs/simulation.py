@@ -50,7 +50,7 @@ class Simulation(Exchange):
                 observer=None if record.watch is None else record.watch.observer(round),
             )
             if self.session.sums is not None:
-                result = self.session.sums.sealed(client, round, server.weights, result)
+                result = self.session.sums.encode_result(client, round, server.weights, result)
             server.check(client, round, result)
             states.put(client, round, result.state)
             yield client, result

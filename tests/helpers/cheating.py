@@ -108,11 +108,11 @@ def shows_one_silo_another_model():
 
     @replaces(SummedUploads, "ask")
     def ask(self, honest, client):
-        news = self._news
+        news = self._request
         if self.server.members.round == ROUND and client == 3:
-            self._news = {name: value / 2 for name, value in news.items()}
+            self._request = {name: value / 2 for name, value in news.items()}
         honest(client)
-        self._news = news
+        self._request = news
 
     ServerRound.advertised = believes_each_silo
 
@@ -124,7 +124,7 @@ def asks_for_right_answers_under_noise():
     @replaces(sums.Sums, "__init__")
     def init(self, honest, trainer, *args, bits, **kwargs):
         honest(trainer, *args, bits=bits, **kwargs)
-        self.right = Ring({"right": Wide((), sums.SUMMED)}, bits, trainer.federation.num_clients)
+        self.right = Ring({"right": Wide((), sums.SUM_FRACTION_BITS)}, bits, trainer.federation.num_clients)
 
     SummedOpening.content = property(lambda self: (known := content(self)) and known | {"test_samples": 9})
 
@@ -133,7 +133,7 @@ def asks_for_right_answers_under_noise():
 def tests_two_models():
     """In one round; the second one is the first one halved."""
 
-    @replaces(ClientTests, "of")
+    @replaces(ClientTests, "collect")
     def of(self, honest, weights):
         if self.server.members.round == ROUND:
             honest({name: value / 2 for name, value in weights.items()})
@@ -307,7 +307,7 @@ def claims(place, number):
     @replaces(sums.Sums, "opened")
     def opened(self, honest, *args):
         vector = honest(*args)
-        parts(vector, self.opening.wide)[0][place:][:1] += np.uint64((number << sums.SUMMED) % 2**64)
+        parts(vector, self.opening.wide)[0][place:][:1] += np.uint64((number << sums.SUM_FRACTION_BITS) % 2**64)
         return vector
 
 

@@ -236,7 +236,7 @@ class Worker(Manager):
         try:
             result = self._take(client, round, self._weights, shared=self._shared, state=state, **turn)
             if self._sums is not None:
-                result = self._sums.sealed(client, round, self._weights, result)
+                result = self._sums.encode_result(client, round, self._weights, result)
         except LabelSkewError as error:
             self.send(Kind.FAILED, SERVER, meta={"reason": str(error), "frames": error.frames})
             return

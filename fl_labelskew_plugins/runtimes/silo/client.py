@@ -29,7 +29,7 @@ from fl_labelskew_plugins.engine import metrics
 from fl_labelskew_plugins.engine.aggregate import check_upload
 from fl_labelskew_plugins.engine.client_state import Versions
 from fl_labelskew_plugins.engine.devices import works
-from fl_labelskew_plugins.engine.local import LocalResult, forms
+from fl_labelskew_plugins.engine.local import LocalResult, meta_tensors
 from fl_labelskew_plugins.ledgers.privacy import Ledger, SpentError
 from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.machine.files import read_bytes, read_lines, read_text, writing
@@ -132,7 +132,7 @@ class Answers:
         what = "the server repeats an earlier request; policy and privacy budget count the new answer"
         silo.show.note(f"round {round + 1}: {what}")
         if silo.guard is not None:
-            silo.guard.answer(silo.run_name, round, silo.answer_digest(again))
+            silo.guard.count_answer(silo.run_name, round, silo.answer_digest(again))
         self.charge(again, round)
         return silo.seed(again)
 
@@ -286,7 +286,7 @@ class SiloClient(Manager):
         self.answers.check_total(meta["federation"])
         federation = facts.federation(meta["federation"], self.recipe, self.data.facts)
         if self.guard is not None:
-            self.guard.join(federation, meta.get("quorum"))
+            self.guard.check_run(federation, meta.get("quorum"))
         self.answers.join(meta["run"])
         if self.run_name != meta["run"]:
             data = self.data
@@ -298,7 +298,9 @@ class SiloClient(Manager):
             self._assemble = partial(assemble, self.recipe, normal, *indices, [], secret=self.seed())
             session = self._assemble(federation=federation, device=self._device)
             facts.check_features(federation, session.trainer.model)
-            self.use(replace(session, start=forms(session.start)))  # every round starts from the server's weights
+            self.use(
+                replace(session, start=meta_tensors(session.start))
+            )  # every round starts from the server's weights
             self.run_name, self._round, self.upload = str(meta["run"]), -1, None
             self.transport.audit.note("run", run=self.run_name)
             model = num_bytes(session.start.values())  # shared tensors may have three times its size
@@ -332,7 +334,7 @@ class SiloClient(Manager):
             self.warn(f"{device} has failed; this silo trains again after a restart")
             self._device = torch.device("cpu")
             session = self._assemble(federation=self.session.federation, device=self._device)
-            self.use(replace(session, start=forms(session.start)))
+            self.use(replace(session, start=meta_tensors(session.start)))
 
     def _take(
         self, client: int, round: int, start: Weights, *, shared: Weights, trains: bool = True, **turn: Any
@@ -376,7 +378,7 @@ class SiloClient(Manager):
             tensors = {**message.tensors, **self._normalisation}
             request = request_digest(session.federation, round, request_meta, tensors, self.states.get(before))
         if self.guard is not None:
-            self.guard.answer(self.run_name, round, self.answer_digest(request))
+            self.guard.count_answer(self.run_name, round, self.answer_digest(request))
         self.answers.charge(request, round)
         self._round, self.request = round, request
         self.states.keep({before, *kept})
@@ -488,7 +490,7 @@ class SiloClient(Manager):
         answer = self.answer_digest(f"test {self.data_digest} {request}")
         try:
             if self.guard is not None:
-                self.guard.answer(self.run_name, round, answer, of="test")
+                self.guard.count_answer(self.run_name, round, answer, kind="test")
             if self.ledger is not None:
                 self.ledger.spend(self.revealed().test, answer, run=self.run_name, round=round)
         except (PolicyError, SpentError) as error:

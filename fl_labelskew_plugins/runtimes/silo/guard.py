@@ -31,34 +31,34 @@ class AnswersFile(BaseModel):
 
 
 class Guard:
-    """Enforces the policy in ``file`` in a running silo. Raises LabelSkewError if its account cannot be read."""
+    """Enforces the policy in ``file`` in a running silo. Raises LabelSkewError for an unreadable record of answers."""
 
     def __init__(self, policy: Policy, file: str, folder: Path) -> None:
         self.policy, self.file = policy, file
         self.account = folder / ACCOUNT if policy.account is None else Path(policy.account)
         self._runs()
 
-    def server(self, fingerprint: str) -> None:
+    def check_server(self, fingerprint: str) -> None:
         """Raise PolicyError for another server's fingerprint."""
         if self.policy.server_fingerprint not in (None, fingerprint):
             self._refuse("server_fingerprint", f"a server whose certificate has {fingerprint}")
 
-    def join(self, federation: Federation, quorum: Any) -> None:
-        """Raise PolicyError unless the policy allows a run; ``quorum``: its uploads per round."""
-        least = self.policy.min_clients  # the rounds are the recipe's, which was checked before
+    def check_run(self, federation: Federation, quorum: Any) -> None:
+        """Raise PolicyError unless the policy allows a run; ``quorum``: least number of uploads in a round."""
+        least = self.policy.min_clients  # the number of rounds is the recipe's, and already checked
         if least is not None:
             if type(quorum) is not int:
                 self._refuse("min_clients", "a server that does not say how many uploads a round needs")
             if min(quorum, federation.clients_per_round) < least:
                 self._refuse("min_clients", f"rounds of {min(quorum, federation.clients_per_round)} uploads")
 
-    def answer(self, run: str, round: int, question: str, *, of: str = "") -> None:
+    def count_answer(self, run: str, round: int, question: str, *, kind: str = "") -> None:
         """Count an answer before it is computed, unless the same request was answered before.
 
-        ``of``: a kind other than training, which is counted separately. Raises PolicyError if the policy allows no more
+        ``kind``: not training; counted separately. Raises PolicyError if the policy allows no more
         answers, and RunError if the account cannot be written.
         """
-        self._count(run, str(round), question, f"round {round + 1} of run {run}", of)
+        self._count(run, str(round), question, f"round {round + 1} of run {run}", kind)
 
     def begin_survey(self) -> None:
         """Raise PolicyError if the policy allows no survey."""
@@ -66,30 +66,30 @@ class Guard:
             demand = "a survey, in which each silo sends its number of samples and its class counts"
             self._refuse("require_secure_aggregation", demand, "and this silo was started for one")
 
-    def survey(self, question: str) -> None:
-        """Count class counts for a survey as an answer; raises as :meth:`answer`."""
+    def count_survey(self, question: str) -> None:
+        """Record that this silo answers a survey with its class counts; raises as :meth:`count_answer`."""
         if self.policy.send is not None and "counts" not in self.policy.send:
             self._refuse("send", "class counts for a survey")
         self._count("survey", question, question, "a survey")
 
-    def _count(self, run: str, round: str, question: str, request: str, of: str = "") -> None:
+    def _count(self, run: str, round: str, question: str, request: str, kind: str = "") -> None:
         try:
             with locked(self.account.parent):  # a silo may answer several runs at the same time
-                self._add(run, round, question, request, of)
+                self._add(run, round, question, request, kind)
         except OSError as error:
             what = f"cannot be written: {error.strerror}; without the account of its policy this silo answers nothing"
             raise RunError(f"{self.account}: {what}") from None
 
-    def _add(self, run: str, round: str, question: str, request: str, of: str) -> None:
+    def _add(self, run: str, round: str, question: str, request: str, kind: str) -> None:
         runs = self._runs()
-        answered = runs.setdefault(run, {}).setdefault(f"{round} {of}".strip(), [])
+        answered = runs.setdefault(run, {}).setdefault(f"{round} {kind}".strip(), [])
         if question in answered:
             return
-        most, often = self.policy.max_rounds, self.policy.max_answers_per_round
-        alike = sum(key.partition(" ")[2] == of for rounds in runs.values() for key in rounds)
-        if not answered and most is not None and alike > most:
+        most, per_round = self.policy.max_rounds, self.policy.max_answers_per_round
+        rounds_of_kind = sum(key.partition(" ")[2] == kind for rounds in runs.values() for key in rounds)
+        if not answered and most is not None and rounds_of_kind > most:
             self._refuse("max_rounds", f"an answer to {request} after {most} earlier ones", more=f" ({self.account})")
-        if answered and often is not None and len(answered) >= often:
+        if answered and per_round is not None and len(answered) >= per_round:
             self._refuse("max_answers_per_round", f"another answer to {request}")
         answered.append(question)
         write_text(self.account, json.dumps({"policy": self.file, "runs": runs}, indent=1), durable=True)
@@ -108,7 +108,7 @@ class Guard:
         raise shareable(PolicyError(f"{self.file}: {refused}{more}"), refused)
 
     def _runs(self) -> dict[str, dict[str, list[str]]]:
-        # another process may have changed it
+        # read each time, because another process may have changed the file
         try:
             return AnswersFile.model_validate_json(read_bytes(self.account)).runs
         except FileNotFoundError:

@@ -181,7 +181,7 @@ class CrossSilo(Runtime):
             spool=Spool(comm.upload_memory_mb * 2**20, self.folder.path),
             print_line=self.show.note,
             audit=self._audit,
-            pin=guard.server if guard is not None and guard.policy.server_fingerprint else None,
+            pin=guard.check_server if guard is not None and guard.policy.server_fingerprint else None,
             revoked=revoked,
         )
         self._transport = transport

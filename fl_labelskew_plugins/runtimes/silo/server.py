@@ -64,7 +64,7 @@ class SiloExchange:
     def begin(self) -> None:
         """Prepare for the first round."""
 
-    def returned(self, client: int, message: Message, *, same_process: bool) -> None:
+    def on_hello(self, client: int, message: Message, *, same_process: bool) -> None:
         """Handle a silo's HELLO."""
 
 
@@ -85,7 +85,7 @@ class Opening(SiloExchange):
     def exchange(self, *, resumed: bool) -> None:
         """Wait for all openings, then share their result.
 
-        A resumed run repeats this if a silo of its earlier result is excluded, and all others are connected.
+        A resumed run repeats this if a contributor to its earlier result is excluded, and all others are connected.
         """
         members, opened = self.server.members, set(self.rounds.server.opened)
         excluded, present = members.excluded_clients, members.present
@@ -97,7 +97,7 @@ class Opening(SiloExchange):
             self._share()
 
     def catch_up(self) -> None:
-        """Share again after more openings; in a resumed run, once all silos of the old result are connected."""
+        """Share the result again after more openings; in a resumed run, once all old contributors are connected."""
         opened, excluded = set(self.rounds.server.opened), self.server.members.excluded_clients
         sent = self._sent.keys() - excluded
         if sent != opened and sent >= opened - excluded:
@@ -140,14 +140,14 @@ class Uploads(SiloExchange):
     def __init__(self, server: SiloServer) -> None:
         super().__init__(server)
         self._poll: Poll[LocalResult]
-        self._news: State
+        self._request: State
         self.close()
         self._taken: dict[int, int] = {}
         self._terms = defaultdict[int, set[str]](set)
-        self._comm, self._heavy = server.recipe.comm, set[tuple[int, int, bool]]()
+        self._comm, self._warned = server.recipe.comm, set[tuple[int, int, bool]]()
         self.handlers = {Kind.UPLOAD: self._received}
 
-    def returned(self, client: int, message: Message, *, same_process: bool) -> None:
+    def on_hello(self, client: int, message: Message, *, same_process: bool) -> None:
         """Repeat the request, unless the silo still works on it."""
         trains = same_process and message.meta.get("round") == self.server.members.round
         if self._poll.awaits(client) and not trains:
@@ -155,7 +155,7 @@ class Uploads(SiloExchange):
 
     def close(self) -> None:
         """Ignore later uploads."""
-        self._poll, self._news = Poll(self.server.members, [], "uploads", {}), {}
+        self._poll, self._request = Poll(self.server.members, [], "uploads", {}), {}
 
     @property
     def personalised(self) -> bool:
@@ -171,24 +171,24 @@ class Uploads(SiloExchange):
             "kept_rounds": states.kept(client),
             "personalised": self.personalised,
         }
-        self.server.send(Kind.TRAIN, client + 1, round=self.server.members.round, meta=meta, tensors=self._news)
+        self.server.send(Kind.TRAIN, client + 1, round=self.server.members.round, meta=meta, tensors=self._request)
 
     def begin(self) -> None:
         """Prepare the comparison with earlier rounds."""
         self._judge = Judge(self._comm.max_update_ratio, self.rounds.record.norms, self.server.num_silos)
 
-    def of(self, round: int, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
-        """Ask silos to train; yield uploads, ascending. Raises RunError without a quorum."""
+    def collect(self, round: int, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
+        """Ask silos to train; yield uploads in the order of clients. Raises RunError without a quorum."""
         members, record, server = self.server.members, self.rounds.record, self.rounds.server
         session = self.rounds.session
         members.begin(round)
         self._poll = poll = Poll[LocalResult](members, clients, "uploads", {})
         self._judge.begin(round, members.excluded_clients)
         self._warn_of_heavy(clients)
-        self._news = plain(joined(model=server.weights, shared=server.shared))
+        self._request = plain(joined(model=server.weights, shared=server.shared))
         for client in clients:
             self.ask(client)
-        large = num_bytes(self._news.values()) > self._comm.upload_memory_mb * 2**20
+        large = num_bytes(self._request.values()) > self._comm.upload_memory_mb * 2**20
         declared: dict[int, float] = {}
         for client in poll.take(self._refuse):
             record.progress.client(round, clients.index(client) + 1, len(clients))
@@ -209,7 +209,7 @@ class Uploads(SiloExchange):
         """Check and keep an upload; return the verdict, if known."""
         poll, round, members = self._poll, message.round, self.server.members
         if round != members.round or not poll.awaits(client):
-            return TAKEN if self._taken.get(client) == round else LATE  # TAKEN: sent twice after a lost connection
+            return TAKEN if self._taken.get(client) == round else LATE  # TAKEN: sent again after a lost connection
         server, session = self.rounds.server, self.rounds.session
         try:
             result = upload(message.tensors, message.meta)
@@ -249,7 +249,7 @@ class Uploads(SiloExchange):
             self.server.send(Kind.VERDICT, client + 1, round=message.round, meta=verdict)
 
     def _refuse(self, client: int) -> bool:
-        """Whether an upload is much too large; if so, drop it, and report this here and to the silo."""
+        """Drop an upload that is much too large, with a warning and an answer to the silo; return whether it was."""
         objection = self._judge.objection(client) if client in self._poll.compared_clients else ""
         if not objection:
             return False
@@ -262,7 +262,7 @@ class Uploads(SiloExchange):
         return True
 
     def _warn_of_heavy(self, clients: Sequence[int]) -> None:
-        """Warn if one silo has most of the weight of a round, or of the old model."""
+        """Warn if one silo has most of the weight of a round, or if most of a model is the old one without it."""
         sizes, server, where = self.server.sizes, self.rounds.server, self.server.members.where
         samples = [sizes[client] for client in clients]
         shares = server.shares(samples)
@@ -289,8 +289,8 @@ class Uploads(SiloExchange):
 
     def _warn_once(self, client: int, text: str, *, present: bool = True) -> None:
         key = (client, self.server.sizes[client], present)
-        if key not in self._heavy:
-            self._heavy.add(key)
+        if key not in self._warned:
+            self._warned.add(key)
             log.warn(text)
 
 
@@ -304,16 +304,16 @@ class ClientTests(SiloExchange):
         self._close()
         self.handlers = {Kind.TESTED: self._take}
 
-    def returned(self, client: int, message: Message, *, same_process: bool) -> None:
+    def on_hello(self, client: int, message: Message, *, same_process: bool) -> None:
         """Repeat the request."""
         if self._poll.awaits(client):
             self.ask(client)
 
     def tested(self, weights: Weights) -> Mapping[str, object]:
         """Test weights at the silos; return measures for a line of metrics."""
-        return self.rounds.of_clients(self.of(weights))
+        return self.rounds.of_clients(self.collect(weights))
 
-    def of(self, weights: Weights) -> list[dict[str, float]]:
+    def collect(self, weights: Weights) -> list[dict[str, float]]:
         """Test weights; return measures per silo, empty without an answer."""
         members = self.server.members
         self._model = plain(joined(model=weights))
@@ -327,7 +327,7 @@ class ClientTests(SiloExchange):
         return [answers.get(client, {}) for client in range(self.server.num_silos)]
 
     def ask(self, client: int) -> None:
-        """Repeat the request to a silo."""
+        """Send the request to a silo."""
         self.server.send(Kind.TEST, client + 1, round=self.server.members.round, tensors=self._model)
 
     def _close(self) -> None:
@@ -353,7 +353,7 @@ class TrainingExchanges(NamedTuple):
 
     @classmethod
     def single(cls, server: SiloServer) -> TrainingExchanges:
-        """The server sees each silo's answer."""
+        """The exchanges without secure aggregation."""
         return cls(Opening(server), Uploads(server), ClientTests(server))
 
 
@@ -402,7 +402,7 @@ class SiloServer(Manager):
         self._over = checkpoint is not None and checkpoint.round == recipe.train.comm_round
         self._processes: dict[int, Any] = {}
         self._done: set[int] = set()
-        self._farewell: Callable[[int], dict[str, Any]] | None = None
+        self._finish_content: Callable[[int], dict[str, Any]] | None = None
         self._pools_moments = recipe.pools_moments and not survey
         self._summed = recipe.sums_alone and not survey
         self.exchanges = exchanges(self)
@@ -417,7 +417,7 @@ class SiloServer(Manager):
             self.handlers |= exchange.handlers
 
     def receive_message(self, msg_type: int, msg_params: Message) -> None:
-        """Handle a message; of a silo that was turned away, only HELLO and the end of its connection."""
+        """Handle a message. After a silo was turned away, handle only its HELLO and the end of its connection."""
         kind = Kind(msg_type)
         allowed = kind in (Kind.HELLO, Kind.FINISH, Kind.LEFT, Kind.REFUSED)
         if allowed or msg_params.sender - 1 not in self.members.refusal_reasons:
@@ -425,12 +425,12 @@ class SiloServer(Manager):
 
     def gather(self) -> Session:
         """Wait for the silos; build the server's session."""
-        test = self.meet()
+        test = self.wait_for_silos()
         exact = self.census.exact or self.folder.exact()
         session = server_session(self.recipe, test, self.sizes, self._moments(), exact=exact)
         return replace(session, counts=self.census.class_counts(session))
 
-    def meet(self) -> Data | None:
+    def wait_for_silos(self) -> Data | None:
         """Wait for the silos; return the server's test data, if any. Raises RunError for too few silos."""
         self.members.read_excluded()
         test = facts.test_data(self.recipe)
@@ -482,7 +482,7 @@ class SiloServer(Manager):
             uploads.close()
             final, last = plain(joined(model=rounds.server.weights)), record.states.committed
             meta = {"done": True, "rounds": record.next_round}
-            self.dismiss(lambda client: {"meta": {**meta, "state_round": last.get(client, -1)}, "tensors": final})
+            self.finish(lambda client: {"meta": {**meta, "state_round": last.get(client, -1)}, "tensors": final})
         finally:
             self.flood.close()
 
@@ -493,15 +493,15 @@ class SiloServer(Manager):
         return here
 
     def uploads(self, round: int, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
-        """See :meth:`Uploads.of`."""
-        return self._uploads.of(round, clients)
+        """See :meth:`Uploads.collect`."""
+        return self._uploads.collect(round, clients)
 
-    def dismiss(self, farewell: Callable[[int], dict[str, Any]]) -> None:
-        """Send FINISH with ``farewell(client)`` to all silos, and wait for their answers."""
-        members, self._farewell = self.members, farewell
+    def finish(self, content: Callable[[int], dict[str, Any]]) -> None:
+        """Send FINISH with ``content(client)`` to all silos, and wait for their answers."""
+        members, self._finish_content = self.members, content
         members.round = -1
         for client in sorted(members.present):
-            self.send(Kind.FINISH, client + 1, **farewell(client))
+            self.send(Kind.FINISH, client + 1, **content(client))
         until = members.clock.now + self.recipe.comm.reconnect_s
         everybody = set(range(self.num_silos)) - (members.excluded_clients - members.present)
         what = "to acknowledge the end"
@@ -538,7 +538,7 @@ class SiloServer(Manager):
     def print_event(
         self, client: int, event: str, print_line: Callable[[str], None] | None = None, most: int = 1
     ) -> None:
-        """Print at most ``most`` such lines about a silo per minute."""
+        """Print an event of a silo, the same one at most ``most`` times per minute."""
         self.flood.print_event(f"silo {client + 1}", event, most=most, print_line=print_line)
 
     def _hello(self, message: Message) -> None:
@@ -561,13 +561,13 @@ class SiloServer(Manager):
         self.print_event(client, f"has connected ({len(self.members.present)} of {self.num_silos})", most=MAX_VISITS)
         if self.rounds is not None:
             self.rounds.session.admit(client, self.sizes[client], reported.counts)
-        if self._farewell is not None:
-            self.send(Kind.FINISH, client + 1, **self._farewell(client))
+        if self._finish_content is not None:
+            self.send(Kind.FINISH, client + 1, **self._finish_content(client))
             return
         if self.rounds is not None:
             self.welcome(client)
         for exchange in self.exchanges:
-            exchange.returned(client, message, same_process=same_process)
+            exchange.on_hello(client, message, same_process=same_process)
 
     def _failed(self, message: Message) -> None:
         client, cause = message.sender - 1, reason(message)

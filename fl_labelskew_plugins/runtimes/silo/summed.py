@@ -161,8 +161,8 @@ class SummedUploads(Uploads):
         members, server = self.server.members, self.rounds.server
         members.begin(round)
         self._ready = {}
-        self._news = plain(joined(model=server.weights, shared=server.shared))
-        about = common_question(server.federation, round, self._news, personalised=self.personalised)
+        self._request = plain(joined(model=server.weights, shared=server.shared))
+        about = common_question(server.federation, round, self._request, personalised=self.personalised)
 
         def ready(without: Collection[int]) -> list[int]:
             waited, least = [k for k in clients if k not in without], min(members.quorum, len(clients))
@@ -199,12 +199,12 @@ class SummedUploads(Uploads):
             self.ask(client)
         return list(self._poll.take())
 
-    def returned(self, client: int, message: Message, *, same_process: bool) -> None:
+    def on_hello(self, client: int, message: Message, *, same_process: bool) -> None:
         """Ask a restarted silo again, because its vector is lost."""
         if not same_process and self._ready.pop(client, None) is not None:
             self._restarted = True
         self._sums.handle_reconnect(client, same_process=same_process)
-        super().returned(client, message, same_process=same_process)
+        super().on_hello(client, message, same_process=same_process)
 
     def take(self, client: int, message: Message) -> dict[str, Any] | None:
         """Note that a silo is ready; the verdict follows the sum."""
@@ -239,7 +239,7 @@ class SummedTests(ClientTests):
         Sums that differ in one silo would reveal about how many of its answers are right.
         """
         members, sums, run = self.server.members, sums_of(self.rounds.session), self.server.record.run
-        self.of(weights)
+        self.collect(weights)
         tests, clients, round = self._opening.content.get("test_samples", 0), self._opening.clients, members.round
         missing = set(clients) - (members.present - members.away - members.excluded_clients)
         if not tests or sums.right is None:
@@ -416,7 +416,7 @@ class SummedAnswers(Answers):
         sums, measures = sums_of(self.silo.session), self.silo.recipe.comm.send_measures
         try:
             start = {name: start[name].to(value.device) for name, value in result.upload.items()}
-            vector = sums.added(self.silo.client, round, start, result, measures=measures)
+            vector = sums.encode_update(self.silo.client, round, start, result, measures=measures)
         except Exception as error:
             if not self._noise:
                 raise self._without_reason(error) from error
@@ -461,7 +461,7 @@ class SummedAnswers(Answers):
         if sums.right is not None and str(samples) == self._account.question_of(run, OPENING).partition(" ")[0]:
             with contextlib.suppress(SecureError):
                 question = self._ask_test(session, message)
-                self._tested = number_of_test(message.round), sums.tested(self.silo.client, right), question
+                self._tested = number_of_test(message.round), sums.encode_test(self.silo.client, right), question
         return {}
 
     def handle_verdict(self) -> None:
@@ -495,7 +495,7 @@ class SummedAnswers(Answers):
         silo, round = self.silo, part.attempt.round
         request = part.roster.hex()
         if silo.guard is not None:
-            silo.guard.answer(silo.run_name, round, request, of="sum")  # each masked vector has its own noise
+            silo.guard.count_answer(silo.run_name, round, request, kind="sum")  # each masked vector has its own noise
         if silo.ledger is not None:
             silo.ledger.spend(silo.revealed().upload, silo.answer_digest(request), run=silo.run_name, round=round)
         noise = seeds.noise_generator(silo.seed(request), "noise of a sum", round, silo.client)

@@ -50,17 +50,17 @@ class SurveyExchange(SiloExchange):
     def survey(self, names: list[str]) -> Survey:
         """Ask all connected silos; ``names``: of their files. Raises RunError for too few silos."""
         server, members = self.server, self.server.members
-        server.meet()
+        server.wait_for_silos()
         members.begin(-1)
         self._poll = Poll(members, sorted(members.present - members.excluded_clients), "class counts", self._answers)
         try:
             list(self._poll.take())
-            server.dismiss(lambda client: {"meta": {"done": True}})
+            server.finish(lambda client: {"meta": {"done": True}})
         finally:
             server.flood.close()
         return self._survey([f"silo {rank} ({name})" if name else f"silo {rank}" for rank, name in enumerate(names, 1)])
 
-    def returned(self, client: int, message: Message, *, same_process: bool) -> None:
+    def on_hello(self, client: int, message: Message, *, same_process: bool) -> None:
         """Ask a silo that has not answered."""
         if client not in self.server.members.excluded_clients and client not in self._answers:
             self.server.send(Kind.SURVEY, client + 1)
@@ -157,7 +157,7 @@ class SurveyAnswers(Answers):
             seed = silo.seed(f"count_noise {scale} {kind}")
         try:
             if silo.guard is not None:
-                silo.guard.survey(hashlib.sha256(f"{seed} {scale}".encode()).hexdigest()[:32])
+                silo.guard.count_survey(hashlib.sha256(f"{seed} {scale}".encode()).hexdigest()[:32])
             if silo.ledger is not None:
                 # a run's opening with these settings reveals the same counts
                 answer = silo.answer_digest() if seed == own else silo.answer_digest(f"survey {scale} {kind}")

@@ -145,7 +145,7 @@ def trained(session):
 
 
 def added(session, trained, seed):
-    bare = session.sums.added(1, 0, session.start, trained)
+    bare = session.sums.encode_update(1, 0, session.start, trained)
     return session.sums.noisy(bare, seeds.numpy_generator(seed, "noise"))
 
 

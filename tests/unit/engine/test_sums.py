@@ -26,7 +26,7 @@ class Federation(LocalFederation):
 
     def sealed(self, round, clients):
         for client, result in self.results(round, clients):
-            yield client, self.made.sums.sealed(client, round, self.server.weights, result)
+            yield client, self.made.sums.encode_result(client, round, self.server.weights, result)
 
     def play(self, rounds):
         for round, clients in enumerate(rounds):
@@ -91,7 +91,7 @@ def test_smoothed_counts_are_summed_as_whole_numbers():
     clear, secure = (Federation("method_args.method=fedshift", *more).made for more in ([], [SECURE]))
     sums, opening = secure.sums, clear.opening(0).tensors
     assert not torch.equal(opening["smoothed"], opening["smoothed"].round())
-    vector = sums.opened(0, opening, 10)
+    vector = sums.encode_opening(0, opening, 10)
     assert torch.equal(sums.read_opening(vector, 1)[2].tensors["smoothed"], opening["smoothed"].round().float())
 
 
@@ -115,7 +115,7 @@ def test_measures_of_clients_are_reported_as_means():
     losses = [sum(result.loss_terms.values()) for result in results.values()]
     right, samples = map(sum, zip(*(result.personalised for result in results.values()), strict=True))
     assert run.server.measured == pytest.approx({"loss": sum(losses) / 2, "accuracy": right / samples}, abs=1e-5)
-    silent = run.made.sums.added(0, 0, run.made.start, results[0], measures=False)
+    silent = run.made.sums.encode_update(0, 0, run.made.start, results[0], measures=False)
     assert run.made.sums.round.decode(silent)["measured"].tolist() == [0.0] * 4
 
 
@@ -149,7 +149,7 @@ def test_a_client_that_denies_a_tensor_sent_by_all(method, name):
     for denied in (2, 3):
         total = run.made.sums.round.zeros()
         for client, result in run.results(0, [0, 1]):
-            run.made.sums.round.add(total, run.made.sums.added(client, 0, run.made.start, result))
+            run.made.sums.round.add(total, run.made.sums.encode_update(client, 0, run.made.start, result))
         nothing = run.made.sums.round.decode(run.made.sums.round.zeros())
         minus = nothing | {f"sent/{name}": torch.tensor(-float(denied))}
         run.made.sums.round.add(total, run.made.sums.round.encode(minus, share=0, where="", words={}))
@@ -168,7 +168,7 @@ def test_a_tensor_that_no_client_sent_is_missing(monkeypatch):
         vectors = run.made.sums.round.zeros()
         for client, result in run.results(0, [0, 1]):
             kept = result if client in senders else replace(result, contributions={})
-            run.made.sums.round.add(vectors, run.made.sums.added(client, 0, run.made.start, kept))
+            run.made.sums.round.add(vectors, run.made.sums.encode_update(client, 0, run.made.start, kept))
         run.server.run_sum([0, 1], vectors)
     assert [total.clients for total in seen] == [2, 2]
     assert seen[0].tensors == {}
@@ -189,7 +189,7 @@ def test_changes_beyond_the_clip_and_non_finite_weights_are_one_line_errors_of_t
     ((_, result),) = run.results(0, [1])
     result.upload["classifier.bias"][0] = torch.nan
     with pytest.raises(RunError, match=r"^round 1: client 1: classifier.bias is not finite, training diverged; use a "):
-        run.made.sums.sealed(1, 0, run.made.start, result)
+        run.made.sums.encode_result(1, 0, run.made.start, result)
 
 
 @pytest.mark.parametrize("upload", [{}, {VECTOR: torch.zeros(3, dtype=torch.int32)}, {"w": torch.zeros(2)}])

@@ -456,7 +456,7 @@ def test_the_whole_gradient_uses_training_batches_with_batch_norm():
 def test_a_worker_without_clients_tests_with_the_given_weights():
     trainer, tester = make(norm=True), replace(make(norm=True), indices={})
     weights = {name: value + value.is_floating_point() for name, value in snapshot(trainer.model).items()}
-    start = tester.hand_back()
+    start = tester.take_weights()
     assert all(torch.equal(value, start[name]) for name, value in snapshot(trainer.model).items())
     copies = {name: value.clone() for name, value in weights.items()}
     for _ in range(2):

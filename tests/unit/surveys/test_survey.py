@@ -25,7 +25,7 @@ def test_survey_of_a_partition_has_the_counts_of_a_run_and_needs_its_data():
     assert (survey.clients, survey.class_names) == (clients.names, data.class_names)
     assert survey.title == "digits, pcdd"
     line = message(lambda: surveys.of_partition(parse.parse(cross_silo())))
-    assert "data_silo_config: its silos have their own data" in line
+    assert "data_silo_config: each silo has its own data" in line
     assert "use labelskew run RECIPE" in line
 
 

@@ -112,7 +112,7 @@ def test_a_survey_is_counted_once_as_an_answer(silo):
     other = silo("method_args.method=fedlc", max_rounds=1)
     assert answer(other).meta["reason"].startswith("policy.max_rounds: 1 does not allow an answer to a sur")
     with pytest.raises(PolicyError, match="does not allow an answer to round 1 of run a"):
-        other.guard.answer("a", 0, question)
+        other.guard.count_answer("a", 0, question)
     assert "reason" not in answer(silo("method_args.method=fedlc", max_rounds=2)).meta
 
 

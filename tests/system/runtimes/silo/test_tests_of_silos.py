@@ -131,7 +131,7 @@ def test_absent_silos_are_not_asked_and_old_answers_are_ignored(tmp_path):
     send = lambda kind, rank, *, round, tensors: asked.append((kind, rank, round))  # noqa: E731
     tests = ClientTests(SimpleNamespace(members=members, send=send, num_silos=5))
     tests._take(Message(Kind.TESTED, 1, 0, round=2, meta=GOOD))  # without a request
-    rows = tests.of({})
+    rows = tests.collect({})
     assert rows == [measures(GOOD), {}, {}, {"accuracy": 1.0, "balanced_accuracy": 1.0, "samples": 1}, {}]
 
 

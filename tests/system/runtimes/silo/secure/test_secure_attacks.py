@@ -303,7 +303,10 @@ def test_a_silo_that_reveals_wrong_shares_or_none(play, monkeypatch):
     play.upto(5)
     signatures = dict(play.server.signatures())
     given = {rank: play.silos[rank].reveal(signatures) for rank in RANKS}
-    assert refused(play.server.revealed, 1, {1: given[1][1]}) == "silo 1 revealed too few or too many shares: silos 2, 3, 4"
+    assert (
+        refused(play.server.revealed, 1, {1: given[1][1]})
+        == "silo 1 revealed too few or too many shares: silos 2, 3, 4"
+    )
     checked.clear()
     play.server.revealed(1, given[1] | {2: bytes([1] * 32), 3: bytes(32), 4: b""})
     for rank in (2, 3, 4):
