@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from fl_labelskew_registry import Contribution, Data, Federation, Images, LabelSkewError, Method, mistake
+from fl_labelskew_registry import Contribution, Data, Federation, Images, LabelSkewError, Method, mistake, shareable
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -294,6 +294,7 @@ def assemble(
     model = network("model")
     if fixed is None:
         torch.set_num_threads(threads.suitable(model, shape, recipe.train.batch_size))
+    features: int = model.classifier.in_features  # type: ignore[union-attr, assignment]
     if federation is None:
         federation = Federation(
             num_clients=len(sizes),
@@ -301,10 +302,15 @@ def assemble(
             rounds=recipe.train.comm_round,
             epochs=recipe.train.epochs,
             num_classes=num_classes,
-            num_features=model.classifier.in_features,  # type: ignore[union-attr, arg-type]
+            num_features=features,
             num_samples=sum(sizes),
             min_samples=min((n for n in sizes if n), default=0),
             seed=seed,
+        )
+    elif federation.num_features != features:  # before shared modules of this size are built
+        what = f"the server's federation: num_features is {federation.num_features} at the server"
+        raise shareable(
+            LabelSkewError(f"{what}; expected here: {features}"), f"{what}, which this silo does not accept"
         )
     other = "another model"
     train_samples, test_samples = samples(

@@ -99,7 +99,7 @@ class Answers:
     def turn(
         self, take: Callable[..., LocalResult], client: int, round: int, start: Weights, **turn: Any
     ) -> LocalResult:
-        """Train. If uploads carry noise and training fails, upload the start weights with noise.
+        """Train. If uploads carry noise and training fails, upload the start weights with noise; keep a spare state.
 
         Otherwise a model that fails only on a certain sample would reveal whether the silo has it. A repeat of the last
         request gets the stored upload. A repeat of an older one gets new noise and is charged: equal noise would cancel
@@ -107,6 +107,7 @@ class Answers:
         """
         if not self.hides_failures:
             return take(client, round, start, **turn)
+        spare = self.spare_state(take, client, round, **turn)
         last = LastUpload(self.silo.folder)
         answer = self.silo.answer_digest(self.silo.request)
         if (stored := last.read(answer, start)) is not None:
@@ -120,11 +121,33 @@ class Answers:
             self.log_hidden_failure(error, "uploads the weights of the server with noise in this round")
             try:
                 result = take(client, round, start, **turn, trains=False)
+                result.state = spare
             except Exception as second:
                 text = f"{described(second)}; the reason was not sent to the server"
                 raise shareable(LabelSkewError(text), "it cannot answer") from second
         last.store(answer, result)
         return result
+
+    def spare_state(self, take: Callable[..., LocalResult], client: int, round: int, **turn: Any) -> State:
+        """The private state after a failed turn: the last one, or a spare one, which the first turn writes to a file.
+
+        Without it, later rounds would be faster, or a repeated request would have the same digest. It is that of a
+        fresh network with constant shared tensors, so only their shapes can make it fail: it is then empty.
+        """
+        trainer, file = self.silo.session.trainer, self.silo.states.folder / "spare.safetensors"
+        if turn["state"] or not (trainer.method.uses("after_round") or trainer.optimizer.uses("finish")):
+            return dict(turn["state"])
+        if not file.exists():
+            shared = {name: torch.full_like(value, 1 / max(value.numel(), 1)) for name, value in turn["shared"].items()}
+            state: State = {}
+            try:
+                assert trainer.fresh is not None
+                state = take(client, round, trainer.fresh(), **{**turn, "shared": shared}).state
+            except Exception as error:
+                self.log_hidden_failure(error, "keeps no private state")
+            file.parent.mkdir(parents=True, exist_ok=True)
+            save_atomic(state, file)
+        return load_file(file)
 
     def _charge_again(self, round: int) -> int:
         """Charge a new answer to a repeated request, and return the seed of its noise."""
@@ -297,7 +320,6 @@ class SiloClient(Manager):
             indices = data.indices(self.client)
             self._assemble = partial(assemble, self.recipe, normal, *indices, [], secret=self.seed())
             session = self._assemble(federation=federation, device=self._device)
-            facts.check_features(federation, session.trainer.model)
             self.use(
                 replace(session, start=meta_tensors(session.start))
             )  # every round starts from the server's weights
@@ -367,6 +389,7 @@ class SiloClient(Manager):
         before = facts.number(meta, "state_round", -1, rounds - 1, "TRAIN")
         kept = facts.numbers(meta, "kept_rounds", 0, rounds - 1, "TRAIN")
         times = facts.number(meta, "times_selected", 1, rounds, "TRAIN")
+        personalised = meta["personalised"] is True and self.recipe.validation.personalised
         weights, shared = group(message.tensors, "model"), group(message.tensors, "shared")
         if len(weights) + len(shared) != len(message.tensors):  # the digest of the request would include them
             raise shareable(RunError(f"round {round + 1}: the server sent tensors that training does not use"))
@@ -381,7 +404,6 @@ class SiloClient(Manager):
             self.guard.count_answer(self.run_name, round, self.answer_digest(request))
         self.answers.charge(request, round)
         self._round, self.request = round, request
-        self.states.keep({before, *kept})
         result = self.answers.turn(
             self._take,
             self.client,
@@ -390,10 +412,11 @@ class SiloClient(Manager):
             shared=shared,
             state=self._state(before),
             times_selected=times,
-            personalised=meta["personalised"] is True and self.recipe.validation.personalised,
+            personalised=personalised,
             noise_seed=self.seed(request) if self._draws else None,
         )
         self._do_postponed_test()
+        self.states.keep({before, *kept})
         self.states.put(round, result.state)  # before the upload
         if self.guard is not None:
             self.guard.check_contributions(result.contributions, session.method.sends)

@@ -298,12 +298,6 @@ def federation(content: Any, recipe: Recipe, facts: Facts) -> Federation:
     return Federation(**{name: number(content, name, *bounds[name], where) for name in names})
 
 
-def check_features(federation: Federation, model: Any) -> None:
-    """Raise LabelSkewError if the server's network has other features."""
-    features = model.classifier.in_features
-    number({"num_features": federation.num_features}, "num_features", features, features, "the server's federation")
-
-
 class OtherClassesError(RunError):
     """A silo has other classes than the server."""
 

@@ -13,7 +13,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from fl_labelskew_registry import Federation, LabelSkewError, RunError, shareable
 from torch import Tensor
 
@@ -56,7 +55,7 @@ from fl_labelskew_plugins.runtimes.silo.server import (
 )
 from fl_labelskew_plugins.runtimes.transport import SERVER, Kind, Message
 from fl_labelskew_plugins.runtimes.wire import plain
-from fl_labelskew_plugins.tensors import State, Weights, joined
+from fl_labelskew_plugins.tensors import Weights, joined
 
 NOISE = "adds only noise to the sum of this round"
 MAX_LINES = 20  # per minute, about sums in which a silo takes no part
@@ -292,7 +291,6 @@ class SummedAnswers(Answers):
         self._total = 0  # training samples of all silos, as first reported to this process
         self._opening: Vector | None = None  # computed once: the time would reveal the number of samples
         self._tested: tuple[int, Vector, str] | None = None
-        self._spare_state: State | None = None
         self._data_digest = silo.data_digest  # before the silo connects, for the same reason
         self._sums = SiloSums(
             silo.rank,
@@ -379,8 +377,7 @@ class SummedAnswers(Answers):
         self, take: Callable[..., LocalResult], client: int, round: int, start: Weights, **turn: Any
     ) -> LocalResult:
         """Train; with noise, a failed turn changes nothing, because a failure would reveal data."""
-        if self._noise and not turn["state"]:
-            self._keep_spare_state(take, client, round, **turn)
+        spare = self.spare_state(take, client, round, **turn) if self._noise else {}
         train = take if self._noise else partial(super().turn, take)
         try:
             result = train(client, round, start, **turn)
@@ -391,25 +388,7 @@ class SummedAnswers(Answers):
             if not self._noise:
                 raise self._without_reason(error) from error
             self.log_hidden_failure(error, NOISE)
-            return LocalResult(dict(start), {}, dict(turn["state"] or self._spare_state or {}), {})
-
-    def _keep_spare_state(self, take: Callable[..., LocalResult], client: int, round: int, **turn: Any) -> None:
-        """Keep a private state for a first turn that fails; without one, later rounds would be faster.
-
-        It is that of a fresh network with constant shared tensors, so only their shapes can make it fail: it is then
-        empty.
-        """
-        trainer = self.silo.session.trainer
-        if self._spare_state is not None or trainer.fresh is None:
-            return
-        shared = {name: torch.full_like(value, 1 / max(value.numel(), 1)) for name, value in turn["shared"].items()}
-        state: State = {}
-        if trainer.method.uses("after_round") or trainer.optimizer.uses("finish"):
-            try:
-                state = take(client, round, trainer.fresh(), **{**turn, "shared": shared}).state
-            except Exception as error:
-                self.log_hidden_failure(error, "keeps no private state")
-        self._spare_state = state
+            return LocalResult(dict(start), {}, spare, {})
 
     def to_upload(self, round: int, start: Weights, result: LocalResult) -> LocalResult:
         """The vector for the sum."""

@@ -52,7 +52,11 @@ AS_PRINTED = {"scale": "paper", "negatives": "observed"}
         ("fedphp", {"hpm_count": "algorithm"}, ["hpm_count: algorithm omits this round"]),
         ("fedproc", {"schedule": "constant"}, ["prototypes and contrast use", "schedule: constant keeps the weight"]),
         ("fedrs", {"scaling": "proportional"}, ["scaling: proportional scales rare observed classes too"]),
-        ("fedshift", {"denominator": "participants"}, ["denominator: participants: weights relative to the samples of the round"]),
+        (
+            "fedshift",
+            {"denominator": "participants"},
+            ["denominator: participants: weights relative to the samples of the round"],
+        ),
         ("fedshift", {"count_noise": 1.0}, ["count_noise: the prior comes from noisy class counts"]),
         ("fedvls", {"suppression": 1.0, "form": "paper"}, []),
         ("fedvls", {"suppression": 0.0}, []),

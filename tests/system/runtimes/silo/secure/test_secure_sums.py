@@ -183,7 +183,7 @@ def test_right_answers_are_summed_over_all_silos_of_the_opening_only(hospitals):
 def test_attempts_that_fail_after_vectors_were_masked_end_the_run(kind, attempts):
     """Also if each attempt is of other silos: such a vector is charged to the ledger of its silo."""
     warned = []
-    members = SimpleNamespace(quorum=9, resume="to resume: ...", warn=warned.append)
+    members = SimpleNamespace(quorum=9, excluded="", resume="to resume: ...", warn=warned.append)
     sums = ServerSums(members, None, None, {}, Audit(), sizes=lambda round: Sizes(3, 9, 9))
 
     def fails(*args):
