@@ -23,7 +23,7 @@ from fl_labelskew_plugins.machine.text import clean, utc
 NAME = "audit.jsonl"
 EVENTS = (
     *("connected", "left", "refused", "received", "sent", "sent in part", "run", "list", "excluded", "included"),
-    *("sum", "revealed"),
+    *("sum", "complaint", "revealed"),
     *("began", "opened", "closed", "repaired", "gap", "repeated"),
 )
 MAX_FILE_BYTES = 64 * 2**20

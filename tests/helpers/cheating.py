@@ -295,7 +295,7 @@ def shows_its_vector():
 def prints_its_openings():
     """An honest silo. The time that an opening takes would reveal its number of samples if it were measured often."""
 
-    @replaces(sums.Sums, "opened")
+    @replaces(sums.Sums, "encode_opening")
     def opened(self, honest, *args):
         print("counts its samples", flush=True)
         return honest(*args)
@@ -304,7 +304,7 @@ def prints_its_openings():
 def claims(place, number):
     """Add a number to one of the sums of the opening."""
 
-    @replaces(sums.Sums, "opened")
+    @replaces(sums.Sums, "encode_opening")
     def opened(self, honest, *args):
         vector = honest(*args)
         parts(vector, self.opening.wide)[0][place:][:1] += np.uint64((number << sums.SUM_FRACTION_BITS) % 2**64)

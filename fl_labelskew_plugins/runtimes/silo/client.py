@@ -59,6 +59,9 @@ class Answers:
     tests_immediately = True
     """If False, tests run later, so that the server cannot see their duration."""
 
+    state_in_digest = True
+    """Whether another private state makes another request: False if noise differs in all answers anyway."""
+
     def __init__(self, silo: SiloClient) -> None:
         self.silo = silo
         self.hides_failures = any(noise.claim for noise in leaving(silo.recipe, 1, 1).upload if noise.on == "weights")
@@ -386,7 +389,7 @@ class SiloClient(Manager):
         begun = time.perf_counter()
         if num_bytes(session.start.values()) > self.recipe.comm.upload_memory_mb * 2**20:
             trim()
-        before = facts.number(meta, "state_round", -1, rounds - 1, "TRAIN")
+        before = facts.number(meta, "state_round", -1, round - 1, "TRAIN")
         kept = facts.numbers(meta, "kept_rounds", 0, rounds - 1, "TRAIN")
         times = facts.number(meta, "times_selected", 1, rounds, "TRAIN")
         personalised = meta["personalised"] is True and self.recipe.validation.personalised
@@ -398,8 +401,10 @@ class SiloClient(Manager):
         request = ""
         if self.guard is not None or self.ledger is not None or self._draws:  # the digest of a large model takes time
             request_meta = {key: value for key, value in meta.items() if key != "kept_rounds"}
+            request_meta["has_state"] = self.states.has(before)
             tensors = {**message.tensors, **self._normalisation}
-            request = request_digest(session.federation, round, request_meta, tensors, self.states.get(before))
+            state = self.states.get(before) if self.answers.state_in_digest else {}
+            request = request_digest(session.federation, round, request_meta, tensors, state)
         if self.guard is not None:
             self.guard.count_answer(self.run_name, round, self.answer_digest(request))
         self.answers.charge(request, round)

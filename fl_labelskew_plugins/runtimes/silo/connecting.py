@@ -19,6 +19,7 @@ from fl_labelskew_plugins.ledgers.audit import Audit
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe import addresses, compatibility
 from fl_labelskew_plugins.runtimes.silo import streams
+from fl_labelskew_plugins.runtimes.silo.flood import Flood
 from fl_labelskew_plugins.runtimes.silo.keys import Files, fingerprint
 from fl_labelskew_plugins.runtimes.spool import Spool
 from fl_labelskew_plugins.runtimes.transport import Kind, Message, Transport
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from fl_labelskew_plugins.runtimes.silo.certs import Revocations
 
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.2, 10.0
+MAX_LINES = 5  # of one kind per minute: a server can cause lines without end
 LOOK_S = 10.0
 FROM_SERVER = (
     *(Kind.WELCOME, Kind.TRAIN, Kind.VERDICT, Kind.TEST, Kind.FINISH, Kind.SURVEY),
@@ -131,7 +133,7 @@ class SiloTransport(Transport):
         self.quiet = False
         """Whether to read and connect only when all messages are handled, so that times reveal nothing."""
         self.tls, self.revoked, self._trust = tls, revoked, Trust(address, tls, self.audit, pin, revoked)
-        self._spool, self._print_line = spool or Spool(), print_line
+        self._spool, self._flood = spool or Spool(), Flood(print_line)
         self._outbox: streams.Outbox | None = None
         self._cancel: Callable[[], Any] = lambda: None
         self._handling = False
@@ -193,7 +195,7 @@ class SiloTransport(Transport):
                 if heard:
                     pause = FIRST_PAUSE_S
                 if reason not in reasons and not self._stopping.is_set():
-                    self._print_line(f"waiting for the server at {self.address}: {reason}")
+                    self._flood.print_event(f"waiting for the server at {self.address}:", reason, most=MAX_LINES)
                     reasons.add(reason)
                 self._stopping.wait(pause * jitter.uniform(0.5, 1))
                 pause = min(2 * pause, LAST_PAUSE_S)
@@ -219,7 +221,7 @@ class SiloTransport(Transport):
             joined = any(key == streams.TAKEN for key, _ in call.initial_metadata() or ())
             if joined:
                 self._trust.connected = True
-                self._print_line(f"connected to the server at {self.address}")
+                self._flood.print_event("connected", f"to the server at {self.address}", most=MAX_LINES)
                 self.audit.note("connected", **known)
                 self._outbox = outbox
                 self.arrived.put(Message(Kind.JOINED, 0, self.rank))

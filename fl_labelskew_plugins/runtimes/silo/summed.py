@@ -58,7 +58,7 @@ from fl_labelskew_plugins.runtimes.wire import plain
 from fl_labelskew_plugins.tensors import Weights, joined
 
 NOISE = "adds only noise to the sum of this round"
-MAX_LINES = 20  # per minute, about sums in which a silo takes no part
+MAX_LINES = 20  # warnings of one kind per minute
 OPENED = "opened.json"  # the opening sum, its numbers of training and test samples, and its clients
 
 
@@ -283,6 +283,7 @@ class SummedAnswers(Answers):
         self._several_runs = policy is not None and policy.several_runs
         self._noise = recipe.privacy.noise_multiplier is not None
         self.hides_failures = self.hides_failures or self._noise
+        self.state_in_digest = not self._noise  # a lost GPU changes it
         self.tests_immediately, self._answers_at = not self._noise, 0.0
         silo.transport.quiet = self._noise
         for warning in weaknesses(recipe):
@@ -299,8 +300,7 @@ class SummedAnswers(Answers):
             self._vector,
             self._noisy if self._noise else None,
             silo.send,
-            silo.warn,
-            self._sits_out,
+            self._warn,
             silo.transport.audit,
             sizes=sizes(recipe),
         )
@@ -423,7 +423,7 @@ class SummedAnswers(Answers):
             if self._noise:
                 self._ask_test(session, message)
         except SecureError as error:
-            self._sits_out(str(error))
+            self._warn("no part in a sum:", str(error))
             return False
         return True
 
@@ -447,8 +447,8 @@ class SummedAnswers(Answers):
         """Forget all keys and masks."""
         self._sums.end()
 
-    def _sits_out(self, text: str) -> None:
-        self.silo.flood.print_event("no part in a sum:", text, most=MAX_LINES, print_line=self.silo.warn)
+    def _warn(self, about: str, text: str) -> None:
+        self.silo.flood.print_event(about, text, most=MAX_LINES, print_line=self.silo.warn)
 
     def _take_step(self, message: Message) -> None:
         self.silo.check_joined("a sum")

@@ -34,7 +34,7 @@ class SiloSums:
     """A silo's part in secure sums.
 
     ``vector``: returns the ring of a round's sum, the silo's vector, and the digest of the request, or None.
-    ``warn_seldom``: limited, because a server can cause such warnings without end.
+    ``warn``: gets the kind of a warning and its text, and limits each kind: a server can cause warnings without end.
     """
 
     rank: int
@@ -44,8 +44,7 @@ class SiloSums:
     vector: Callable[[int], tuple[Ring, Vector, str] | None]
     noisy: Callable[[SiloRound, Vector], Vector] | None
     send: Callable[..., None]
-    warn: Callable[[str], None]
-    warn_seldom: Callable[[str], None]
+    warn: Callable[[str, str], None]
     audit: Audit
     sizes: Callable[[int], Sizes]
     _round: SiloRound | None = None
@@ -66,12 +65,12 @@ class SiloSums:
                 if not isinstance(error, SitsOutError):
                     raise
                 self._round = None
-                self.warn_seldom(str(error))
+                self.warn("no part in a sum:", str(error))
                 self._answer = {"meta": {"attempt": number, "reason": error.public}}
             except LabelSkewError:
                 raise
             except Exception as error:  # it may contain values of this silo
-                self.warn(str(invalid_message(round, "the server", error)))
+                self.warn("invalid:", str(invalid_message(round, "the server", error)))
                 raise SecureError(f"{where(round)}: this silo received an invalid message from the server") from None
             else:
                 if tensors is None:
@@ -113,8 +112,8 @@ class SiloSums:
             answer = part.check({dealer: (text[:SEALED], text[SEALED:]) for dealer, text in texts.items()})
             if self.rank not in answer:
                 problem = f"the shares of {listed(answer)} do not fit their commitments"
-                self.warn(f"{attempt.where}: {problem}")
-                self.audit.note("sum", **about(run, round, number), reason=problem)  # the complaint reveals keys
+                self.warn("complaint:", f"{attempt.where}: {problem}")
+                self.audit.note("complaint", **about(run, round, number), reason=problem)  # the complaint reveals keys
         elif kind == Kind.INCLUDED:
             ranks = message.meta["included"]
             if not isinstance(ranks, list) or not all(type(rank) is int for rank in ranks):

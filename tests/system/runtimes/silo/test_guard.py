@@ -22,16 +22,16 @@ def guard(folder, **limits):
 
 def test_the_limit_of_rounds_covers_runs_and_restarts(tmp_path):
     for run, round in (("a", 0), ("a", 1), ("b", 0)):
-        guard(tmp_path, max_rounds=3).answer(run, round, "q")
+        guard(tmp_path, max_rounds=3).count_answer(run, round, "q")
     with pytest.raises(PolicyError) as refused:
-        guard(tmp_path, max_rounds=3).answer("c", 0, "q")
+        guard(tmp_path, max_rounds=3).count_answer("c", 0, "q")
     assert str(refused.value) == (
         "north.yaml: policy.max_rounds: 3 does not allow an answer to round 1 of run c after 3 earlier ones, "
         f"which the server asks for ({tmp_path / 'account.json'})"
     )
     assert "json" not in refused.value.public  # what the server receives
-    guard(tmp_path, max_rounds=3).answer("a", 1, "q")  # the same question, the same answer
-    guard(tmp_path, max_rounds=4).answer("c", 0, "q")  # the policy was changed
+    guard(tmp_path, max_rounds=3).count_answer("a", 1, "q")  # the same question, the same answer
+    guard(tmp_path, max_rounds=4).count_answer("c", 0, "q")  # the policy was changed
     assert json.loads((tmp_path / "account.json").read_text()) == {
         "policy": "north.yaml",
         "runs": {"a": {"0": ["q"], "1": ["q"]}, "b": {"0": ["q"]}, "c": {"0": ["q"]}},
@@ -41,7 +41,7 @@ def test_the_limit_of_rounds_covers_runs_and_restarts(tmp_path):
 def test_answers_of_several_runs_at_the_same_moment_are_all_counted(tmp_path):
     def answers(run):
         for round in range(20):
-            guard(tmp_path, max_rounds=1000).answer(run, round, "q")
+            guard(tmp_path, max_rounds=1000).count_answer(run, round, "q")
 
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(answers, "abcd"))
@@ -52,14 +52,14 @@ def test_answers_of_several_runs_at_the_same_moment_are_all_counted(tmp_path):
 def test_tests_are_counted_separately(tmp_path):
     keeper = guard(tmp_path, max_rounds=2, max_answers_per_round=1)
     for round in (0, 1):
-        keeper.answer("a", round, "q")
-        keeper.answer("a", round, "t", of="test")
+        keeper.count_answer("a", round, "q")
+        keeper.count_answer("a", round, "t", kind="test")
     with pytest.raises(PolicyError, match="max_answers_per_round: 1 does not allow another answer to round 2 of run a"):
-        keeper.answer("a", 1, "other", of="test")
+        keeper.count_answer("a", 1, "other", kind="test")
     with pytest.raises(PolicyError, match="2 does not allow an answer to round 3 of run a after 2 earlier ones"):
-        keeper.answer("a", 2, "t", of="test")
+        keeper.count_answer("a", 2, "t", kind="test")
     with pytest.raises(PolicyError, match="max_rounds"):
-        keeper.answer("a", 2, "q")
+        keeper.count_answer("a", 2, "q")
 
 
 @pytest.mark.parametrize(
@@ -74,13 +74,13 @@ def test_an_invalid_account_is_an_error(tmp_path, content):
 def test_a_silo_without_its_account_does_not_answer(tmp_path):
     keeper = guard(tmp_path / "gone", max_rounds=9)
     with pytest.raises(RunError, match="cannot be written: No such file or directory; without the account"):
-        keeper.answer("a", 0, "q")
+        keeper.count_answer("a", 0, "q")
 
 
 def test_a_silo_that_answered_under_a_policy_does_not_start_without_it(tmp_path):
     silo_recipe = parse.parse(cross_silo())
     assert guard_of(silo_recipe, 1, tmp_path) is None
-    guard(tmp_path).answer("a", 0, "q")
+    guard(tmp_path).count_answer("a", 0, "q")
     with pytest.raises(LabelSkewError, match="under a policy, but this recipe names no file with a policy"):
         guard_of(silo_recipe, 1, tmp_path)
 
@@ -96,8 +96,8 @@ def test_a_silo_that_answered_under_a_policy_does_not_start_without_it(tmp_path)
 )
 def test_a_run_beyond_the_policy_is_not_joined(tmp_path, least, quorum, said):
     with pytest.raises(PolicyError, match=f"north.yaml: policy.min_clients: {least} does not allow {said}"):
-        guard(tmp_path, min_clients=least).join(RUN, quorum)
-    guard(tmp_path, max_rounds=5, min_clients=3).join(RUN, 3)
+        guard(tmp_path, min_clients=least).check_run(RUN, quorum)
+    guard(tmp_path, max_rounds=5, min_clients=3).check_run(RUN, 3)
 
 
 def test_unannounced_tensors_do_not_leave_a_silo(tmp_path):

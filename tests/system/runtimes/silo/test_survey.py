@@ -100,7 +100,7 @@ def test_hello_contains_no_exact_counts(silo):
 
 
 def test_a_policy_that_requires_sums_refuses_a_survey_before_anything_is_sent(silo):
-    with pytest.raises(PolicyError, match="require_secure_aggregation: true does not allow a survey: each silo"):
+    with pytest.raises(PolicyError, match="require_secure_aggregation: true does not allow a survey, in which"):
         silo(require_secure_aggregation=True).answers.hello()
 
 
