@@ -101,7 +101,7 @@ class FedDisco(Method):
         far = discrepancy(client.counts, metric=self.params.metric).cpu()
         samples = run.num_samples
         if self.params.metric == "kl":
-            total, samples = client.shared[SUM].cpu(), int(client.shared[SAMPLES])
+            total, samples = client.shared[SUM].cpu(), max(int(client.shared[SAMPLES]), 1)
             far = far * rounds_part / total if total > 0 else torch.zeros_like(far)
         weight = rounds_part * client.num_samples / samples - self.params.a * far + self.params.b
         return {WEIGHT: weight.clamp(min=0) / (rounds_part + self.params.b)}
