@@ -151,7 +151,7 @@ class SiloRound:
         ranks = sorted(included)
         if self.rank not in ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= self._shares.keys():
             what = f"the server reports a sum over {listed(ranks)}"
-            expected = f"silo {self.rank}, and others of {listed(self._shares)}, each once"
+            expected = f"only {listed(self._shares)}, each at most once, with silo {self.rank}"
             raise self.attempt.error(f"{what}; expected: {expected}")
         self._enough(ranks, "are in the sum")
         if self._noisy is None:  # with noise, each sum is charged to the ledger
@@ -175,7 +175,7 @@ class SiloRound:
 
     def _begin(self, step: str) -> None:
         if self._done == len(STEPS) or STEPS[self._done] != step:
-            raise self.attempt.error(f"the server requested the step {step} out of order; each step runs once")
+            raise self.attempt.error(f"the server requested the step '{step}' out of order; each step runs once")
         self._done += 1
 
     def _enough(self, ranks: Collection[int], state: str) -> None:

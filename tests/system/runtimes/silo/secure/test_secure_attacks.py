@@ -125,7 +125,7 @@ def test_a_server_that_changes_commitments(play):
     assert [*play.silos[1].check(dealt[1] | {2: (sealed, swapped)})] == [2]
     own = "the server has changed this silo's own commitments"
     assert refused(play.silos[2].check, dealt[2] | {2: dealt[2][1]}) == own
-    why = "the server requested the step mask out of order; each step runs once"
+    why = "the server requested the step 'mask' out of order; each step runs once"
     assert refused(play.silos[1].mask, play.values[1], {}) == why
 
 
@@ -182,7 +182,7 @@ def test_a_server_that_drops_a_silo_after_its_vector_has_come(play):
     """It claims that silo 4 is lost, to get its key, and has its vector. Silo 4's own mask stays secret."""
     play.upto(4)
     play.lost[4] = 4
-    without = "the server reports a sum over silos 1, 2, 3; expected: silo 4, and others of silos 1, 2, 3, 4, each once"
+    without = "the server reports a sum over silos 1, 2, 3; expected: only silos 1, 2, 3, 4, each at most once, with silo 4"
     assert refused(play.silos[4].agree, [1, 2, 3]) == without
     play.server._added.discard(4)
     play.server._total -= play.sent[3, 4]
@@ -217,7 +217,7 @@ def test_a_server_that_asks_twice(play):
     silo = play.silos[1]
     calls = {"share": [{}], "check": [{}], "mask": [np.zeros(7, np.uint32), [1, 2, 3]], "agree": [[1, 2, 3]]}
     for step, what in (calls | {"reveal": [{}]}).items():
-        why = f"the server requested the step {step} out of order; each step runs once"
+        why = f"the server requested the step '{step}' out of order; each step runs once"
         assert refused(getattr(silo, step), *what) == why
 
 
@@ -225,7 +225,7 @@ def test_a_server_that_lies_about_who_is_in_the_sum(play):
     play.upto(4)
     for there in ([1, 2, 3, 4, 5], [2, 3, 4], [1, 1, 2, 3]):
         named = "silos " + ", ".join(map(str, there))
-        why = f"the server reports a sum over {named}; expected: silo 1, and others of silos 1, 2, 3, 4, each once"
+        why = f"the server reports a sum over {named}; expected: only silos 1, 2, 3, 4, each at most once, with silo 1"
         assert refused(play.silos[1].agree, there) == why
         again(play.silos[1], "agree")
     why = "2 silos are in the sum, but this silo requires at least 3"
