@@ -88,8 +88,8 @@ def uses_rounds(recipe: Recipe) -> str | None:
     """A setting that makes rounds depend on ``comm_round``, if any."""
     if switches := recipe.host_switches:
         return f"{switches[0]}: FedML's code may use it"
-    parts = {recipe.method_name: recipe.method, **getattr(recipe.method, "parts", {})}
-    plugins = {f"method_args.method: {name}": part for name, part in parts.items()}
+    methods = {recipe.method_name: recipe.method, **recipe.methods}
+    plugins = {f"method_args.method: {name}": method for name, method in methods.items()}
     plugins[f"train_args.federated_optimizer: {recipe.train.federated_optimizer}"] = recipe.optimizer
     return next((name for name, plugin in plugins.items() if plugin.uses_rounds), None)
 

@@ -182,7 +182,7 @@ def _sum_conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
     if every > most:
         message = f"{comm.secure_bits} are too few for the sums of more than {most} clients; allowed: more, up to 32"
         yield "comm_args.secure_bits", message
-    for part in getattr(recipe.method, "parts", {"": recipe.method}).values():
+    for part in recipe.methods.values():
         if (share := getattr(part.params, "share_prototypes", 1)) < 1:
             problem = f"{share:g}: the sum of prototypes would cover few clients; allowed: 1, or no secure aggregation"
             yield "method_args.share_prototypes", problem

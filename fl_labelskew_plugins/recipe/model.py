@@ -92,6 +92,12 @@ class Recipe(Sections):
         return self.method_args.method
 
     @property
+    def methods(self) -> dict[str, Method]:
+        """The parts of a combination, or the only method, by name."""
+        parts: dict[str, Method] = getattr(self.method, "parts", {self.method_name: self.method})
+        return parts
+
+    @property
     def code(self) -> str | None:
         """``FILE.py:FUNCTION`` that builds the network, if any."""
         return self.model.model if sections.is_code(self.model.model) and "model_args" not in self.objects else None

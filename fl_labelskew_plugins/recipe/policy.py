@@ -3,7 +3,6 @@
 import itertools
 import math
 from collections.abc import Iterator
-from typing import Any
 
 from fl_labelskew_registry import Federation
 
@@ -78,7 +77,7 @@ def _noise(recipe: Recipe, name: str, counts: list[str]) -> float:
     """Strength of one kind of noise; infinite if there is nothing to protect."""
     if name in ("dp", "noise_multiplier"):
         return host_noise(recipe) if name == "dp" else recipe.privacy.noise_multiplier or 0.0
-    parts = methods(recipe)
+    parts = recipe.methods.values()
     strengths = [float(getattr(method.params, name, None) or 0) for method in parts]
     if name == "upload_sigma":
         return max(strengths)
@@ -91,14 +90,9 @@ def _noise(recipe: Recipe, name: str, counts: list[str]) -> float:
 def _kinds(recipe: Recipe, name: str) -> set[str]:
     """Distributions of one kind of noise; for sums and FedRS, Gaussian."""
     if name == "count_noise":
-        params = [method.params for method in methods(recipe) if getattr(method.params, name, None)]
+        params = [method.params for method in recipe.methods.values() if getattr(method.params, name, None)]
         return {getattr(values, "count_noise_type", "laplace") for values in params}
     return {recipe.dp.mechanism_type or "none"} if name == "dp" else {"gaussian"}
-
-
-def methods(recipe: Recipe) -> list[Any]:
-    """The method, or the parts of a combination."""
-    return list(getattr(recipe.method, "parts", {"": recipe.method}).values())
 
 
 def host_noise(recipe: Recipe) -> float:

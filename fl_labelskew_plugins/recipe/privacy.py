@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from fl_labelskew_plugins.recipe.conflicts import fewest_summed
 from fl_labelskew_plugins.recipe.model import Recipe
-from fl_labelskew_plugins.recipe.policy import IN_HELLO, OPENING, host_noise, methods, sent
+from fl_labelskew_plugins.recipe.policy import IN_HELLO, OPENING, host_noise, sent
 
 NoiseKind = Literal["gaussian", "laplace", "discrete", "none"]
 BUDGET, MULTIPLIER = "privacy_args.budget", "privacy_args.noise_multiplier"
@@ -89,7 +89,7 @@ def on_counts(scale: float, kind: NoiseKind, samples: int) -> Noise:
 def _on_weights(recipe: Recipe, least: int) -> Noise:
     if (multiplier := recipe.privacy.noise_multiplier) is not None:
         return Noise("weights", "discrete", multiplier / 2, multiplier * least / 2)
-    params = [method.params for method in methods(recipe)]
+    params = [method.params for method in recipe.methods.values()]
     clip = next((p.upload_clip for p in params if getattr(p, "upload_clip", None)), None)
     sigma = next((p.upload_sigma for p in params if getattr(p, "upload_sigma", None)), 0.0)
     host, dp = host_noise(recipe), recipe.dp
@@ -116,7 +116,8 @@ def count_noises(recipe: Recipe) -> list[tuple[float, Any]]:
 
     Without such a method, one without noise.
     """
-    sending = [one.params for one in methods(recipe) if one.uses("opening") and "counts" in one.sends.values()]
+    methods = recipe.methods.values()
+    sending = [one.params for one in methods if one.uses("opening") and "counts" in one.sends.values()]
     noise = [(float(getattr(p, "count_noise", 0)), getattr(p, "count_noise_type", "laplace")) for p in sending]
     return sorted(noise) or [(0.0, "laplace")]
 

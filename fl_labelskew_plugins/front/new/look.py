@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fl_labelskew_registry import Data, LabelSkewError, MistakesError, catalog, mistake
+from fl_labelskew_registry import Data, LabelSkewError, catalog, mistake
 
 from fl_labelskew_plugins.data.files import readable, refuse
 from fl_labelskew_plugins.data.image_folder import ImageFolder
@@ -179,9 +179,8 @@ def _archive(path: Path) -> OwnData:
 
 def _loaded(name: str, path: Path, args: dict[str, Any], notes: Sequence[str]) -> OwnData:
     plugin = catalog.load("datasets", name)
-    params, lines = mistakes.checked(plugin.Params, args)
-    if lines:
-        raise MistakesError([f"data set {name}: {line}" for line in lines])
+    params, lines = mistakes.checked(plugin.Params, args, f"data set {name}: ")
+    refuse(lines)
     data: Data = plugin(params).load(path, download=False, seed=0)
     numbers = [] if data.train.groups is None else np.unique(data.train.groups).tolist()
     groups = [str(data.group_names[g]) if g < len(data.group_names) else str(g) for g in numbers]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from fl_labelskew_registry import LabelSkewError, RunError, mistake
 
 from fl_labelskew_plugins.front.run import Run, as_json, overrides_of
-from fl_labelskew_plugins.machine.files import read_bytes, read_lines, write_text
+from fl_labelskew_plugins.machine.files import read_bytes, read_lines, write_text, writing
 from fl_labelskew_plugins.machine.text import clean, counted
 from fl_labelskew_plugins.recipe import shipped, yaml
 from fl_labelskew_plugins.runs import status
@@ -106,15 +106,13 @@ def _written(content: Mapping[str, Any], changes: Mapping[str, Any], out: Path |
     elif isinstance(base, str) and base not in shipped.names():
         plain["base"] = str(Path(base).expanduser().absolute())
     texts["sweep.yaml"] = yaml.write(plain)
-    try:
+    with writing(folder, "; use another folder"):
         folder.mkdir(parents=True, exist_ok=True)
         for name in texts:
             if (file := folder / name).exists() and not read_bytes(file).startswith(MARK.encode()):
                 raise mistake(file, "was not written by fl.sweep", "another folder for out=, or remove the file")
         for name, text in texts.items():
             write_text(folder / name, f"{MARK}\n{text}")
-    except OSError as error:
-        raise mistake(folder, f"cannot be written: {error.strerror}", "another folder") from None
     return folder / "sweep.yaml"
 
 

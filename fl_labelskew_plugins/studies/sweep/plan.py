@@ -16,7 +16,7 @@ from fl_labelskew_registry import LabelSkewError, MistakesError, mistake
 from pydantic import Field
 
 from fl_labelskew_plugins.engine import devices
-from fl_labelskew_plugins.machine.files import write_text
+from fl_labelskew_plugins.machine.files import write_text, writing
 from fl_labelskew_plugins.params import Params
 from fl_labelskew_plugins.recipe import mistakes, shipped, yaml
 from fl_labelskew_plugins.recipe import parse as recipes
@@ -126,15 +126,13 @@ def write_names(planned: Sequence[Planned]) -> None:
     folder = planned[0].folder.path.parent
     known = finished.sweep_names(folder)
     names = known | {run.name: dict(run.names) for run in planned}
-    try:
+    with writing(folder, "; use another --out"):
         folder.mkdir(parents=True, exist_ok=True)
         if names != known:
             # other machines may write the file at the same time
             part = folder / f"{finished.SWEEP}.{platform.node()}.{os.getpid()}"
             write_text(part, json.dumps(names, indent=1) + "\n")
             part.replace(folder / finished.SWEEP)
-    except OSError as error:
-        raise mistake(folder, f"cannot be written: {error.strerror}", "another --out") from None
 
 
 def states_of(planned: Sequence[Planned]) -> dict[str, str | None]:

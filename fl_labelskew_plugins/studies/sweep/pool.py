@@ -20,7 +20,7 @@ from typing import Any
 from fl_labelskew_registry import LabelSkewError, MistakesError
 
 from fl_labelskew_plugins.machine import locks, log
-from fl_labelskew_plugins.machine.files import open_regular, read_lines, read_text
+from fl_labelskew_plugins.machine.files import open_regular, read_lines, read_text, writing
 from fl_labelskew_plugins.machine.place import available_cores, free_memory
 from fl_labelskew_plugins.machine.signals import blocked, end_with_parent, interrupting
 from fl_labelskew_plugins.machine.text import counted, few
@@ -196,11 +196,9 @@ class Pool:
     def _start(self, run: Planned) -> None:
         slot = min(set(range(self.slots)) - {job.slot for job in self.running})
         gpu = _visible(self._gpus[slot % len(self._gpus)]) if run.gpus else None
-        try:
+        with writing(run.log.parent):
             run.log.parent.mkdir(parents=True, exist_ok=True)
             run.log.unlink(missing_ok=True)
-        except OSError as error:
-            raise LabelSkewError(f"{run.log.parent}: cannot be written: {error.strerror}") from None
         arguments = (run.base, run.settings, run.folder.path, run.log, gpu, self.host, self.pause)
         process = self._context.Process(target=_work, args=arguments, name=run.name)
         process.start()
