@@ -41,9 +41,7 @@ def show(folder: Path, event: str | None) -> None:
 
 @audit_group.command("verify")
 @RUN
-@click.option(
-    "--last", default="", metavar="SHA256", help="SHA-256 of a line that must exist, as printed at a run's end."
-)
+@click.option("--last", default="", metavar="SHA256", help="SHA-256 of a required line, as printed at a run's end.")
 def verify(folder: Path, last: str) -> None:
     """Check that no line of the log in RUN was changed, removed or moved.
 

@@ -10,13 +10,7 @@ from fl_labelskew_plugins.machine import log
 from fl_labelskew_plugins.runtimes.silo.keys import REVOKED, require
 
 IN = click.option(
-    "--certs",
-    "folder",
-    type=FOLDER,
-    metavar="DIR",
-    default="certs",
-    show_default=True,
-    help="Folder of the certificates.",
+    "--certs", "folder", type=FOLDER, metavar="DIR", default="certs", show_default=True, help="Certificate folder."
 )
 NAMES = click.argument("names", metavar="NAME...", nargs=-1, required=True)
 DAYS = click.option("--days", type=click.IntRange(1, 36_500), default=825, show_default=True, help="Days until expiry.")

@@ -12,9 +12,7 @@ from fl_labelskew_plugins.machine.text import clean
 
 @click.command("check")
 @click.argument("name", metavar="METHOD", shell_complete=completion.plugins("methods"))
-@click.option(
-    "--recipe", type=PATH, metavar="FILE", help="Run this recipe with the method.  [default: digits, 4 clients]"
-)
+@click.option("--recipe", type=PATH, metavar="FILE", help="Recipe to run with METHOD.  [default: digits, 4 clients]")
 @SET
 def check_command(name: str, recipe: Path | None, overrides: tuple[str, ...]) -> None:
     """Check that a method gives the same numbers in every runtime.

@@ -70,10 +70,7 @@ def simulation(out: Path, data: Path, *, classes: str | None, label: str | None,
 @OUT
 @DATA()
 @click.option(
-    "--silos",
-    type=click.IntRange(2, 100),
-    metavar="N",
-    help="Number of silos; required without --data or if the data have no groups.",
+    "--silos", type=click.IntRange(2, 100), metavar="N", help="Number of silos; required without --data or groups."
 )
 @CLASSES
 @click.option("--image-size", type=click.IntRange(8, 1024), metavar="N", help="Without --data: pixels.  [default: 64]")

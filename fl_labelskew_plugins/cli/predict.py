@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 @click.argument("inputs", metavar="INPUT...", nargs=-1, required=True, type=PATH)
 @click.option("--out", type=FILE, metavar="FILE", help="Write the rows to FILE.csv, FILE.jsonl or FILE.parquet.")
 @click.option("--top", type=click.IntRange(1), default=1, show_default=True, metavar="K", help="Classes per row.")
-@click.option(
-    "--batch-size", type=click.IntRange(1), default=64, show_default=True, metavar="N", help="Samples at a time."
-)
+@click.option("--batch-size", type=click.IntRange(1), default=64, show_default=True, metavar="N", help="Batch size.")
 @DATA_SET
 def predict_command(
     trained: Trained, inputs: tuple[Path, ...], out: Path | None, top: int, batch_size: int, overrides: tuple[str, ...]

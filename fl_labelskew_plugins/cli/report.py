@@ -51,31 +51,18 @@ def _names(context: click.Context, parameter: click.Parameter, value: str | None
 @click.argument("runs", nargs=-1, required=True, type=PATH)
 @click.option("--last", default=5, show_default=True, type=click.IntRange(1), help="Number of last tests to average.")
 @click.option(
-    "--baseline",
-    default="fedavg",
-    show_default=True,
-    metavar="NAME",
-    help="Method, or name of a row, with which the others are compared.",
+    "--baseline", default="fedavg", show_default=True, metavar="NAME", help="Method or row to compare the others with."
 )
 @click.option("--only", multiple=True, metavar="NAME", help="Show only this method, partition or data; repeatable.")
 @click.option("--columns", metavar="NAME,NAME", callback=_names, help="Columns of numbers to show, in this order.")
 @click.option("--pivot", is_flag=True, help="Show a row per method and a column per partition.")
-@click.option(
-    "--format", "form", default="table", show_default=True, type=click.Choice(FORMATS), help="Format of the table."
-)
+@click.option("--format", "form", default="table", show_default=True, type=click.Choice(FORMATS), help="Table format.")
 @click.option("--html", type=FILE, metavar="FILE", help="Also write a self-contained page with tables and curves.")
 @click.option("--plot", type=FILE, metavar="FILE", help="Also draw the accuracies: a .png, .pdf or .svg file.")
 @click.option(
-    "--diagnostic",
-    metavar="NAME",
-    help="With --plot: draw this diagnostic, recorded by the runs, instead of the accuracies.",
+    "--diagnostic", metavar="NAME", help="With --plot: draw this recorded diagnostic instead of the accuracies."
 )
-@click.option(
-    "--width",
-    type=click.FloatRange(1, 50),
-    metavar="INCHES",
-    help="With --plot: width of a paper's column; letters have 7 and 8 points.",
-)
+@click.option("--width", type=click.FloatRange(1, 50), metavar="INCHES", help="With --plot: width of a paper's column.")
 def report_command(
     runs: tuple[Path, ...],
     last: int,

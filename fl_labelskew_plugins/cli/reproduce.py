@@ -29,13 +29,9 @@ def _named(recipes: tuple[str, ...]) -> dict[str, Path]:
 
 @click.command("reproduce")
 @click.argument("recipes", nargs=-1, required=True, metavar="RECIPE...", shell_complete=completion.recipes)
-@click.option(
-    "--seeds", default=3, show_default=True, type=click.IntRange(1), help="Runs per recipe, with seeds from 0."
-)
+@click.option("--seeds", default=3, show_default=True, type=click.IntRange(1), help="Runs per recipe; seeds from 0.")
 @click.option("--budget", metavar="TIME", help="Stop all runs after this time: 90s, 30m, 2h.  [default: all rounds]")
-@click.option(
-    "--jobs", type=click.IntRange(1), help="Runs at a time, each in a process.  [default: one, in this process]"
-)
+@click.option("--jobs", type=click.IntRange(1), help="Runs at a time, as processes.  [default: one, in this process]")
 @SET
 @click.option("--out", default="reproduced", show_default=True, type=FOLDER, help="Folder of runs and tables.")
 @cost.DRY_RUN

@@ -39,7 +39,7 @@ HEADS = {
     metavar="DIR",
     default=".",
     show_default="here",
-    help="Folder for RECIPE-survey.csv, .json and the heat map .png.",
+    help="Folder of RECIPE-survey.csv, .json, .png.",
 )
 @click.option("--compare", type=FILE, metavar="FILE", help="Write a sweep of the suggested methods to a new FILE.")
 def survey_command(recipe: Path, overrides: tuple[str, ...], out: Path, compare: Path | None) -> None:

@@ -128,9 +128,7 @@ class ImageFolder(Dataset):
             if part and not self._named:
                 read = few([folder.name for folder in folders_among(data_dir.iterdir())])
                 problem = f"{data_dir} has {part}/ but no train/, so {read} would be read as classes"
-                use = (
-                    f"Use train/<class>/<image> next to {part}/<class>/<image>. Only a server of silos needs no train/"
-                )
+                use = f"Use train/<class>/<image> next to {part}/<class>/<image>. Only servers of silos need no train/"
                 raise LabelSkewError(f"data set {self.name}: {problem}. {use}")
             return self.listed(data_dir), None
         train: LabelledFiles = []

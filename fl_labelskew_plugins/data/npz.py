@@ -136,9 +136,7 @@ class Npz(Dataset):
             description="Number of classes C; default: the highest label + 1; then each label from 0 must occur.",
         )
         layout: Layout = Field("auto", description="Axes of x: auto, nchw, nhwc, or flat (one vector per sample).")
-        test_fraction: float = Field(
-            0.2, gt=0, lt=1, description="Fraction of each class to split off if x_test is missing."
-        )
+        test_fraction: float = Field(0.2, gt=0, lt=1, description="Fraction of each class to split off without x_test.")
 
     measured = True
 

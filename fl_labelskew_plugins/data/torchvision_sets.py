@@ -139,10 +139,8 @@ class TorchvisionSet(Dataset):
         return LabelSkewError(f"{path}: {problem}; delete it, and get it again from {self.source}")
 
 
-FILES_10 = {
-    **dict.fromkeys((*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"), "31.0 MB"),
-    "batches.meta": "any",
-}
+BATCHES_10 = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
+FILES_10 = {**dict.fromkeys(BATCHES_10, "31.0 MB"), "batches.meta": "any"}
 FILES_100 = {"train": "155.2 MB", "test": "31.0 MB", "meta": "any"}
 
 

@@ -284,9 +284,7 @@ class CommArgs(Params):
         None, description="MPI: worker processes; default: one per GPU, else per core, at most clients per round"
     )
     server_address: str = Field("127.0.0.1:8890", description="cross_silo: host:port at which silos reach the server")
-    listen_address: str | None = Field(
-        None, description="cross_silo: host:port on which the server listens; default: server_address"
-    )
+    listen_address: str | None = Field(None, description="cross_silo: host:port to listen on; default: server_address")
     certs: Annotated[str | None, IS_PATH] = Field(
         None, description="cross_silo: this machine's folder from labelskew certs new; not needed on loopback"
     )
@@ -295,9 +293,7 @@ class CommArgs(Params):
         gt=0,
         description="cross_silo: time limit for uploads in a round; sum and test get at least a quarter of it",
     )
-    reconnect_s: float = Field(
-        60.0, ge=0, description="cross_silo: time limit for a silo to reconnect after a lost connection in a round"
-    )
+    reconnect_s: float = Field(60.0, ge=0, description="cross_silo: time limit for a lost silo to reconnect in a round")
     answer_after_s: float | None = Field(
         None,
         ge=0,
@@ -324,13 +320,9 @@ class CommArgs(Params):
         description="cross_silo: refuse an upload if its norm exceeds this many times the median of the other uploads,"
         " and of the silo's earlier ones; null: never",
     )
-    max_samples: int = Field(
-        10**9, ge=1, le=10**12, description="cross_silo: maximum of training samples that a silo may report"
-    )
+    max_samples: int = Field(10**9, ge=1, le=10**12, description="cross_silo: maximum of training samples per silo")
 
-    secure_aggregation: bool = Field(
-        False, description="the server sees only the sum of the clients' integer-coded updates, not a single one"
-    )
+    secure_aggregation: bool = Field(False, description="the server sees only sums of clients' integer-coded updates")
     secure_bits: int = Field(32, ge=16, le=32, description="secure_aggregation: bits per integer; 16 halve the bytes")
     secure_clip: float | None = Field(
         None,
@@ -437,9 +429,7 @@ class TrackingArgs(Params):
     diagnostics: list[DiagnosticName] = Field(
         [], description="plots and tables of the papers other than accuracy, in the run's folder diagnostics/"
     )
-    diagnostics_every: Positive = Field(
-        1, description="rounds between two rounds with diagnostics; the last round is always included"
-    )
+    diagnostics_every: Positive = Field(1, description="rounds between two diagnostics; the last round is included")
     trackers: list[Any] = Field(
         [], description="where to report rounds: names of labelskew trackers, or {NAME: {parameter: value}}"
     )

@@ -313,9 +313,8 @@ def assemble(
             LabelSkewError(f"{what}; expected here: {features}"), f"{what}, which this silo does not accept"
         )
     other = "another model"
-    train_samples, test_samples = samples(
-        data, device, workers=loader_workers(recipe, device), augment=recipe.train.augment
-    )
+    workers = loader_workers(recipe, device)
+    train_samples, test_samples = samples(data, device, workers=workers, augment=recipe.train.augment)
     trainer = LocalTrainer(
         model=with_shared(model, recipe.method, federation, "model").to(device),
         method=recipe.method,

@@ -159,9 +159,7 @@ def read(folder: Path) -> FinishedRun:
         if number(line, run.measure.key) is None or not isinstance(line.get("round"), int):
             raise LabelSkewError(f"{folder}: damaged: metrics.jsonl has a test without round and accuracy")
     if not run.tests:
-        use = (
-            "without a global test set a run needs validation_args.per_client: true, and silos comm_args.send_measures"
-        )
+        use = "without a global test set, runs need validation_args.per_client: true, and silos comm_args.send_measures"
         raise LabelSkewError(f"{folder}: no results yet: metrics.jsonl has no test; {use}: true")
     return run
 

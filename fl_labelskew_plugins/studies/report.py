@@ -31,11 +31,8 @@ NAMES = {
 """Column to its recipe key and default."""
 FALL = 3.0  # percentage points: the last tests of a falling accuracy are this far below the best
 DIFFERENCE = ["difference", "difference_low", "difference_high", "pairs"]
-CHOSEN = (
-    ("label", "method", "optimizer"),
-    ("setting", "partition setting", "partition"),
-    ("data",),
-)  # columns for --only, per kind of name
+# columns for --only, per kind of name
+CHOSEN = (("label", "method", "optimizer"), ("setting", "partition setting", "partition"), ("data",))
 PRINTED = {"accuracy": "accuracy", "best_accuracy": "best", "personalised_accuracy": "personalised"}
 
 

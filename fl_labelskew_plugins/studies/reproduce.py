@@ -191,13 +191,8 @@ def rows(experiment: Experiment) -> list[list[str]]:
     rounds = min((len(folder.lines) for folder in folders), default=0)
     runs = [FinishedRun(str(folder.path), {}, folder.lines[:rounds]) for folder in folders]
     cut, real = rounds < experiment.original_rounds, not made_up(experiment.recipe)
-    seconds = sum(map(_seconds, folders))
-    last = [
-        f"{rounds} of {experiment.original_rounds}",
-        str(len(runs)),
-        "; ".join(experiment.deviations),
-        f"{seconds:.0f}",
-    ]
+    done, seconds = f"{rounds} of {experiment.original_rounds}", sum(map(_seconds, folders))
+    last = [done, str(len(runs)), "; ".join(experiment.deviations), f"{seconds:.0f}"]
     table = []
     for number in experiment.recipe.expected:
         values = [measured(run, number, experiment, rounds) for run in runs]
@@ -208,7 +203,7 @@ def rows(experiment: Experiment) -> list[list[str]]:
             mean, std, difference = f"{len(known)} of {len(values)} reached it", "", ""
         name = number.measure if number.target is None else f"{number.measure} {number.target:g}"
         head = [experiment.name, f"{number.paper}, {number.table}", name, f"{number.value:g}", mean, std, difference]
-        word = f"not comparable ({rounds} of {experiment.original_rounds} rounds)" if cut else verdict(number, values)
+        word = f"not comparable ({done} rounds)" if cut else verdict(number, values)
         table.append([*head, f"{number.tolerance:g}", word if real else "none: the data are made up", *last])
     if not table:
         means = [run.last("accuracy", _last_tests(experiment, rounds)) for run in runs]

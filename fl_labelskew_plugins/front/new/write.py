@@ -112,9 +112,8 @@ def federation(data: OwnData, out: Path, silos: int | None, *, secure: bool = Fa
     ]
     about = f"{_about(data)}; {counted(len(stems), 'silo')} and a server without data"
     with _new_folder(data, out) as part:
-        _write_page(
-            part / "federation.yaml", ["labelskew run federation.yaml --role server", f"{about}; see README.md"], recipe
-        )
+        head = ["labelskew run federation.yaml --role server", f"{about}; see README.md"]
+        _write_page(part / "federation.yaml", head, recipe)
         places = [*_places(data, stems, part, out)]
         for rank, (stem, place) in enumerate(zip(stems, places, strict=True), 1):
             head = [
@@ -187,11 +186,8 @@ def _training(data: OwnData, clients: int, recipe: str) -> Iterator[Section]:
     if len(data.shape) == 3 and min(data.shape[1:]) >= 16:
         network = "lenet" if min(data.shape[1:]) < 28 else "fedlc_cnn_mnist" if data.shape[0] == 1 else "tfcnn"
         rate = 0.01
-    yield (
-        "A small network; labelskew models lists others, such as resnet18 for a GPU (device_args).",
-        "model_args",
-        {"model": network},
-    )
+    about = "A small network; labelskew models lists others, such as resnet18 for a GPU (device_args)."
+    yield about, "model_args", {"model": network}
     large = data.samples >= LARGE
     train = {"client_num_in_total": clients}
     train |= {"client_num_per_round": 10} if clients > ALL_JOIN else {}

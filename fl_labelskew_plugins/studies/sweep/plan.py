@@ -42,9 +42,7 @@ class SweepFile(Params):
     grid: list[dict[str, Any]] = Field(
         min_length=1, description="list of axes; an axis maps names to settings, or one section.key to a list of values"
     )
-    skip: list[list[str]] = Field(
-        [], description="combinations to skip; each is a list of names, as in the names of run folders"
-    )
+    skip: list[list[str]] = Field([], description="combinations to skip: lists of names, as in names of run folders")
 
 
 class AxisValue(NamedTuple):

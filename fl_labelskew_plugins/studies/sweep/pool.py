@@ -80,9 +80,8 @@ def run_here(run: Planned, print_line: PrintLine, host: str | None = None) -> No
     except locks.HeldError as error:
         print_line(f"{title}  skipped: {error.holder} is running it")
     else:
-        print_line(
-            f"{title}  {_result(run)}  {clock(time.monotonic() - begun)}" if new else f"{title}  already finished"
-        )
+        result = f"{_result(run)}  {clock(time.monotonic() - begun)}" if new else "already finished"
+        print_line(f"{title}  {result}")
 
 
 def default_jobs(planned: Sequence[Planned]) -> int:
