@@ -1,4 +1,4 @@
-"""The commands of ``labelskew``. May import everything below; the hook uses it."""
+"""The commands of ``labelskew``."""
 
 from fl_labelskew_plugins.hook import end_in_a_line
 

@@ -11,10 +11,7 @@ from fl_labelskew_plugins.machine.text import clean, counted
 
 @click.group("audit")
 def audit_group() -> None:
-    """Show or verify the audit log of a server or a silo.
-
-    The log records who connected, and what was sent.
-    """
+    """Show or verify the audit log of a server or a silo: connections and messages."""
 
 
 @audit_group.command("show")

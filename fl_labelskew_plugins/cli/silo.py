@@ -56,10 +56,7 @@ def exclude(folder: Path, rank: int) -> None:
 @RUN
 @click.argument("rank", type=click.IntRange(1))
 def include(folder: Path, rank: int) -> None:
-    """Include silo RANK again, from the next round on.
-
-    RUN is the server's folder.
-    """
+    """Include silo RANK again, from the next round on; RUN is the server's folder."""
     from fl_labelskew_plugins.runtimes.silo import members
 
     _report(f"silo {rank} takes part again from the next round on", members.include(folder, rank))

@@ -1,4 +1,1 @@
-"""Data sets: search, reading and checks of their files.
-
-May import partition, params and the machine. Recipes choose one.
-"""
+"""Data sets: search, reading and checks of their files."""

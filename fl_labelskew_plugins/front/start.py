@@ -3,11 +3,9 @@
 import secrets
 import tempfile
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
 
 import fl_labelskew_registry as registry
 from fl_labelskew_registry import LabelSkewError, RunError, mistake
@@ -219,7 +217,7 @@ def _go_back(folder: RunFolder, round: int, *, quiet: bool) -> None:
 
 
 def resumed(
-    path: str | Path | None, overrides: Sequence[str], resume: Path, objects: Mapping[str, Any] = MappingProxyType({})
+    path: str | Path | None, overrides: Sequence[str], resume: Path, objects: recipes.Objects = recipes.NOTHING
 ) -> tuple[Recipe, RunFolder]:
     """Recipe and folder of a run to resume; raises LabelSkewError if arguments do not match."""
     folder = RunFolder(resume)
@@ -252,8 +250,8 @@ def _check_rounds(recipe: Recipe, folder: RunFolder, planned: int) -> None:
 
 def check_objects(
     folder: RunFolder,
-    objects: Mapping[str, Any],
-    needed: Collection[str] = tuple(OBJECT_SECTIONS.values()),
+    objects: recipes.Objects,
+    needed: Collection[str] = OBJECT_SECTIONS.values(),
     then: str = ".resume()",
 ) -> None:
     """Raise LabelSkewError if ``objects``, by section, are not those of a run, or a ``needed`` one is missing.

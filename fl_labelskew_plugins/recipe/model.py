@@ -63,18 +63,11 @@ SILO: dict[str, tuple[str, ...]] = {
 
 
 class Recipe(Sections):
-    """One run, with all defaults filled in and all plugins chosen.
-
-    Args:
-        name: stem of the file.
-        policy: from the silo's own file.
-        objects: Python objects that replace plugins, by section.
-        hosted: whether FedML runs it.
-    """
+    """One run, with all defaults filled in and all plugins chosen."""
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
-    name: str
+    name: str  # stem of the file
     path: Path
     dataset: Dataset
     partitioner: Partitioner
@@ -82,9 +75,9 @@ class Recipe(Sections):
     optimizer: Optimizer
     method: Method
     expected: tuple[Expected, ...] = ()
-    policy: Policy | None = None
-    objects: Mapping[str, Any] = {}
-    hosted: bool = True
+    policy: Policy | None = None  # from the silo's own file
+    objects: Mapping[str, Any] = {}  # Python objects that replace plugins, by section
+    hosted: bool = True  # by FedML
 
     @property
     def method_name(self) -> str:

@@ -17,16 +17,12 @@ BUDGET, MULTIPLIER = "privacy_args.budget", "privacy_args.noise_multiplier"
 class Noise:
     """Noise on data that leaves a client.
 
-    Args:
-        on: the data, such as ``counts``.
-        kind: ``discrete``: discrete Gaussian, of all clients of a sum together.
-        silo: standard deviation, or Laplace scale, divided by the largest change if all samples of a silo are replaced;
-            0: no bound.
-        claim: the same if one sample is replaced.
+    ``silo``: standard deviation, or Laplace scale, divided by the largest change if all samples of a silo are replaced;
+    0: no bound. ``claim``: the same if one sample is replaced.
     """
 
-    on: str
-    kind: NoiseKind = "none"
+    on: str  # the data, such as `counts`
+    kind: NoiseKind = "none"  # discrete: discrete Gaussian, of all clients of a sum together
     silo: float = 0.0
     claim: float = 0.0
 

@@ -26,28 +26,18 @@ DAMAGED = (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeE
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The state of a run after ``round`` rounds.
-
-    Args:
-        shared: the server's tensors for clients.
-        memory: the server's own tensors.
-        states: client to the round of its private state.
-        selections: client to its number of selections.
-        sizes: training samples of each client.
-        opened: clients with an opening in the shared tensors.
-        norms: L2 norms of uploads, see :mod:`.runtimes.silo.outliers`.
-    """
+    """The state of a run after ``round`` rounds."""
 
     round: int = 0
     weights: Weights = field(default_factory=dict)
-    shared: Mapping[str, Tensor] = field(default_factory=dict)
-    memory: Mapping[str, Tensor] = field(default_factory=dict)
-    states: dict[int, int] = field(default_factory=dict)
-    selections: dict[int, int] = field(default_factory=dict)
+    shared: Mapping[str, Tensor] = field(default_factory=dict)  # the server's tensors for clients
+    memory: Mapping[str, Tensor] = field(default_factory=dict)  # the server's own tensors
+    states: dict[int, int] = field(default_factory=dict)  # client to the round of its private state
+    selections: dict[int, int] = field(default_factory=dict)  # client to their number
     seconds: float = 0.0
-    sizes: list[int] = field(default_factory=list)
-    opened: list[int] = field(default_factory=list)
-    norms: Norms = field(default_factory=dict)
+    sizes: list[int] = field(default_factory=list)  # training samples of each client
+    opened: list[int] = field(default_factory=list)  # clients with an opening in `shared`
+    norms: Norms = field(default_factory=dict)  # of uploads, see runtimes/silo/outliers.py
 
 
 def read(file: Path, device: torch.device = CPU, *, tensors: bool = True) -> Checkpoint:

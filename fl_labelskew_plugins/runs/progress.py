@@ -39,12 +39,9 @@ class Pause:
 
 
 class Progress:
-    """Reports progress; this base class prints nothing.
+    """Reports progress; this base class prints nothing."""
 
-    ``hear``: called with every round's line after it is written and shown; an exception ends the run.
-    """
-
-    hear: Hear | None = None
+    hear: Hear | None = None  # called after a round's line is written and shown; an exception ends the run
 
     def note(self, text: str, level: str = log.INFO) -> None:
         """Print one line."""

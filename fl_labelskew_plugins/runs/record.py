@@ -37,12 +37,7 @@ from fl_labelskew_plugins.runs.tracking import Trackers
 
 
 class Record:
-    """The state of a run, see also :class:`.Checkpoint`.
-
-    ``next_round``: number of complete rounds; ``confusion``: matrix ``(C, C)`` of this process's last test on the
-    global test set; ``test_samples``: number of each client in its last test; ``cut``: whether the run stops in the
-    middle of a round. Resuming repeats that round.
-    """
+    """The state of a run, see also :class:`.Checkpoint`; ``next_round``: number of complete rounds."""
 
     def __init__(
         self, session: Session, folder: RunFolder, progress: Progress, *, resume: bool, pause: Pause | None = None
@@ -59,13 +54,13 @@ class Record:
         at = begun or Checkpoint(weights=session.start)
         self.next_round, self.weights = at.round, at.weights
         self.shared, self.memory, self.opened, self.norms = at.shared, at.memory, at.opened, at.norms
-        self.confusion: Tensor | None = None
-        self.test_samples: Sequence[int | None] = ()
+        self.confusion: Tensor | None = None  # (C, C), of this process's last test on the global test set
+        self.test_samples: Sequence[int | None] = ()  # of each client in its last test
         self.run: str = folder.environment["run"] if resume else secrets.token_hex(8)
         self._has_model = recipe.train.reference != "local"
         earlier = folder.indices(at.round) if begun else ()
         self.states = StateStore(folder.states, at.states, at.selections, earlier)
-        self.cut = False
+        self.cut = False  # whether the run stops in the middle of a round, which resuming repeats
         self._seconds = at.seconds
         self._begun = time.perf_counter()
         self._saved = self.next_round

@@ -63,32 +63,21 @@ class ClientIndices(Mapping[int, Tensor]):
 
 @dataclass(frozen=True)
 class Session:
-    """The objects of a run.
-
-    Args:
-        start: the state dict of round 0; a record keeps only shapes and dtypes.
-        sizes: training samples of each client; 0 if unknown.
-        notes: text files to save with the results.
-        clients: the samples of each client; None if each silo knows only its own.
-        counts: ``(K, C)`` training samples per client and class, on the device; None if unknown.
-        data: the data's fingerprint; None if no single process knows them.
-        dtype: of samples as they are stored.
-        mean: see :class:`fl_labelskew_registry.Data`; None if unknown here. Likewise ``std``.
-    """
+    """The objects of a run."""
 
     recipe: Recipe
     class_names: list[str]
     federation: Federation
     trainer: LocalTrainer
-    start: Weights
-    sizes: list[int]
-    notes: Mapping[str, str]
-    clients: Clients | None = None
-    counts: Tensor | None = None
-    data: str | None = None
+    start: Weights  # of round 0; a record keeps only shapes and dtypes
+    sizes: list[int]  # training samples of each client; 0 if unknown
+    notes: Mapping[str, str]  # text files to save with the results
+    clients: Clients | None = None  # None if each silo knows only its own samples
+    counts: Tensor | None = None  # (K, C) training samples, on the device; None if unknown
+    data: str | None = None  # fingerprint; None if no single process knows the data
     input_shape: tuple[int, ...] = ()
-    dtype: str = "float32"
-    mean: tuple[float, ...] | None = None
+    dtype: str = "float32"  # of samples as they are stored
+    mean: tuple[float, ...] | None = None  # as in Data; None if unknown here, as `std`
     std: tuple[float, ...] | None = None
 
     def openings(self) -> Iterator[Contribution]:

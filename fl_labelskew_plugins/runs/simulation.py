@@ -14,10 +14,7 @@ from fl_labelskew_plugins.tensors import State
 
 
 class Simulation(Exchange):
-    """All clients and the server in this process; iterate to run the rounds, see :meth:`.Rounds.lines`.
-
-    ``take``: a client's turn, see :func:`.engine.turn.fit`.
-    """
+    """All clients and the server in this process; iterate to run the rounds, see :meth:`.Rounds.lines`."""
 
     rounds_type: type[Rounds] = Rounds
 

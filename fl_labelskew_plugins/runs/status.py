@@ -31,23 +31,18 @@ OVER = (FINISHED, PAUSED, STOPPED, FAILED, DIVERGED)
 
 @dataclass
 class Silo:
-    """A silo in the server's status.
-
-    ``name``: of its own file, if any; ``since``: UTC time of its connection or end; ``left_out``: rounds do not wait
-    for it; ``turned_away``: reason of a rejection; ``upload``: time, round (from 1) and bytes of the last one;
-    ``bytes_in``, ``bytes_out``: since the server started.
-    """
+    """A silo in the server's status."""
 
     rank: int
-    name: str
+    name: str  # of its own file, if any
     connected: bool = False
-    since: str | None = None
-    left_out: bool = False
-    turned_away: str | None = None
+    since: str | None = None  # UTC time of its connection or end
+    left_out: bool = False  # rounds do not wait for it
+    turned_away: str | None = None  # reason of a rejection
     excluded: bool = False
     peer: str | None = None
-    upload: dict[str, Any] | None = None
-    bytes_in: int = 0
+    upload: dict[str, Any] | None = None  # time, round (from 1) and bytes of the last one
+    bytes_in: int = 0  # since the server started, as `bytes_out`
     bytes_out: int = 0
 
 

@@ -36,10 +36,9 @@ def check(name: str | None) -> None:
 
 
 def plot(frame: DataFrame, name: str, path: Path, *, width: float | None = None) -> None:
-    """Draw a diagnostic of the rows from :func:`.report.rows`; ``width``: of a paper's column, in inches.
+    """Draw a diagnostic of the rows from :func:`.report.rows`, see docs/diagnostics.md; ``width``: in inches.
 
-    Curves show the mean over clients, then mean and standard deviation over seeds. Points are of the first seed, and
-    partitions of a setting's first run. Raise LabelSkewError if a run has not recorded the diagnostic.
+    Raise LabelSkewError if a run has not recorded it.
     """
     from fl_labelskew_plugins.diagnostics.points import Points
     from fl_labelskew_plugins.diagnostics.watch import KINDS

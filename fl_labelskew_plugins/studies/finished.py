@@ -40,21 +40,17 @@ class Client(NamedTuple):
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """The results of the run in the folder ``name``.
-
-    ``data``: fingerprint; ``personal``: whether the method keeps a model per client; ``names``: ``setting`` and
-    ``label`` from a sweep; ``clients``: empty if they were not tested individually.
-    """
+    """The results of the run in the folder ``name``."""
 
     name: str
     recipe: Resolved
     metrics: Sequence[Mapping[str, Any]]
     timings: Sequence[Mapping[str, Any]] = ()
-    data: str | None = None
-    personal: bool = False
+    data: str | None = None  # fingerprint
+    personal: bool = False  # whether the method keeps a model per client
     class_names: Sequence[str] = ()
-    names: Mapping[str, str] = field(default_factory=dict)
-    clients: Sequence[Client] = ()
+    names: Mapping[str, str] = field(default_factory=dict)  # `setting` and `label` from a sweep
+    clients: Sequence[Client] = ()  # empty if they were not tested individually
     expected: Sequence[Expected] = ()
 
     @property

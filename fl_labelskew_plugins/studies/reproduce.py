@@ -1,7 +1,6 @@
 """Run recipes over several seeds and compare the results with the papers' numbers in the recipes.
 
-Each run has its own folder, ``<out>/<recipe>/seed<k>``. With a budget, the first N of T rounds are computed with the
-schedule over T rounds.
+With a budget, the first N of T rounds are computed with the schedule over T rounds.
 """
 
 import contextlib
@@ -118,7 +117,7 @@ def run_all(chosen: Sequence[Experiment], print_line: PrintLine, *, quiet: bool,
         print_line(f"[{number + 1}/{len(unfinished)}] {run.name}: from round {len(run.folder.lines) + 1}{limit}")
         pause = Pause(run.recipe.train.comm_round, now + seconds) if limited else None
         folder = RunFolder(run.folder.path)  # its status begins now
-        complete(run.base, run.settings, folder, quiet=quiet, pause=pause)
+        complete(run.base, run.settings, folder, RunOptions(quiet=quiet, pause=pause))
 
 
 def held(path: Path, settings: Sequence[str], folder: RunFolder) -> str | None:
@@ -132,16 +131,8 @@ def held(path: Path, settings: Sequence[str], folder: RunFolder) -> str | None:
     return "done" if folder.summary.exists() else "begun"
 
 
-def complete(
-    path: Path,
-    settings: Sequence[str],
-    folder: RunFolder,
-    *,
-    quiet: bool,
-    pause: Pause | None = None,
-    host: str | None = None,
-) -> bool:
-    """Start or resume a run, until its end or ``pause``; return False if it was done.
+def complete(path: Path, settings: Sequence[str], folder: RunFolder, options: RunOptions) -> bool:
+    """Start or resume a run, until its end or ``options.pause``; return False if it was done.
 
     Raise HeldError if another process is running it, and as :func:`held` and :func:`.start.start`.
     """
@@ -155,7 +146,6 @@ def complete(
             folder.remove_aborted()
         if not in_process:
             folder.release()  # one of its processes holds it
-        options = RunOptions(quiet=quiet, pause=pause, host=host)
         if state == "begun":
             start(replace(options, resume=folder.path), held=folder)
         elif state is None:

@@ -35,22 +35,17 @@ MAX_VALUES = 20
 
 @dataclass(frozen=True)
 class OwnData:
-    """The user's own data.
-
-    ``path``: None if the data are elsewhere; ``args``: the data set's parameters; ``shape``: of a sample; ``groups``:
-    names in the order of the groups' numbers, of pictures also the folders in ``path``; ``samples``: number of training
-    samples, 0 if unknown; ``moments``: of each channel or feature, if known.
-    """
+    """The user's own data."""
 
     dataset: str
-    path: Path | None
-    args: dict[str, Any]
-    shape: tuple[int, ...]
+    path: Path | None  # None if the data are elsewhere
+    args: dict[str, Any]  # the data set's parameters
+    shape: tuple[int, ...]  # of a sample
     classes: list[str]
-    groups: list[str]
-    samples: int
+    groups: list[str]  # in the order of their numbers; of pictures also the folders in `path`
+    samples: int  # for training; 0 if unknown
     notes: tuple[str, ...] = ()
-    moments: Moments | None = None
+    moments: Moments | None = None  # of each channel or feature, if known
 
 
 def described(classes: Sequence[str], size: int, columns: str | None, label: str | None) -> OwnData:
@@ -105,10 +100,7 @@ def _range_moments(low: float, high: float) -> tuple[float, float]:
 
 
 def look(path: Path, label: str | None = None, group: str | None = None, classes: Sequence[str] = ()) -> OwnData:
-    """Inspect data of :data:`KINDS`; raise LabelSkewError for other data.
-
-    ``label``, ``group``: a table's columns; default: the only one with a usual name.
-    """
+    """Inspect data of :data:`KINDS`; raise LabelSkewError for other data."""
     path = Path(os.path.abspath(path.expanduser()))
     if not os.path.exists(path):
         raise mistake(clean(path), "does not exist", KINDS)

@@ -27,6 +27,7 @@ from fl_labelskew_plugins.machine.text import counted, few
 from fl_labelskew_plugins.recipe.compatibility import host_installed
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.progress import Pause
+from fl_labelskew_plugins.runtimes.options import RunOptions
 from fl_labelskew_plugins.runtimes.processes import end, how_it_ended
 from fl_labelskew_plugins.show.progress import clock, in_words
 from fl_labelskew_plugins.studies.finished import number
@@ -51,11 +52,7 @@ def run_all(
     host: str | None = None,
     pause: Pause | None = None,
 ) -> list[str]:
-    """Finish all runs; return an error message per failed run.
-
-    ``jobs``: see :func:`default_jobs`; ``memory``: see :func:`memory_bound`. Raise LabelSkewError if folders contain
-    other runs, or cannot be written.
-    """
+    """Finish all runs; return a message per failed run; raise LabelSkewError if a folder cannot be used."""
     states = states_of(planned)
     unfinished = [run for run in planned if states[run.name] != "done"]
     unfinished.sort(key=lambda run: states[run.name] is None)  # begun runs first
@@ -66,7 +63,8 @@ def run_all(
         f"{counted(len(planned), 'run')}: {len(planned) - len(unfinished)} finished, {begun} to resume; "
         f"at most {slots} at a time, in {bound / 1e9:.1f} GB of memory"
     )
-    return Pool(planned, unfinished, slots, bound, print_line, host, pause).work() if unfinished else []
+    options = RunOptions(quiet=True, host=host, pause=pause)
+    return Pool(planned, unfinished, slots, bound, print_line, options).work() if unfinished else []
 
 
 def run_here(run: Planned, print_line: PrintLine, host: str | None = None) -> None:
@@ -76,7 +74,7 @@ def run_here(run: Planned, print_line: PrintLine, host: str | None = None) -> No
         raise MistakesError(wrong)
     try:
         with interrupting():
-            new = complete(run.base, run.settings, run.folder, quiet=True, host=host)
+            new = complete(run.base, run.settings, run.folder, RunOptions(quiet=True, host=host))
     except locks.HeldError as error:
         print_line(f"{title}  skipped: {error.holder} is running it")
     else:
@@ -116,8 +114,7 @@ class Pool:
     slots: int
     bound: float
     print_line: PrintLine
-    host: str | None = None
-    pause: Pause | None = None
+    options: RunOptions = field(default_factory=RunOptions)
 
     def __post_init__(self) -> None:
         self.running: list[RunProcess] = []
@@ -128,7 +125,7 @@ class Pool:
         self._gpus = _gpus(self.waiting)
         self._peaks: dict[tuple[str, str], float] = {}
         self._context = multiprocessing.get_context("forkserver")
-        preloaded = [*(HOSTED if self.host != "none" and host_installed() else []), *PRELOADED]
+        preloaded = [*(HOSTED if self.options.host != "none" and host_installed() else []), *PRELOADED]
         self._context.set_forkserver_preload(["fl_labelskew_plugins.studies.sweep.forkserver", *preloaded])
         for run in self.all:
             self._remember(run)
@@ -147,7 +144,7 @@ class Pool:
                     for job in [job for job in self.running if job.process.exitcode is not None]:
                         self.running.remove(job)
                         self._ended(job)
-                    if self.pause is not None and time.monotonic() > self.pause.at + MAX_DELAY:
+                    if (pause := self.options.pause) and time.monotonic() > pause.at + MAX_DELAY:
                         break
         finally:
             end([job.process for job in self.running], GRACE)
@@ -198,7 +195,7 @@ class Pool:
         with writing(run.log.parent):
             run.log.parent.mkdir(parents=True, exist_ok=True)
             run.log.unlink(missing_ok=True)
-        arguments = (run.base, run.settings, run.folder.path, run.log, gpu, self.host, self.pause)
+        arguments = (run.base, run.settings, run.folder.path, run.log, gpu, self.options)
         process = self._context.Process(target=_work, args=arguments, name=run.name)
         process.start()
         self.running.append(RunProcess(run, process, slot))
@@ -260,15 +257,7 @@ def error_in_log(file: Path) -> str:
     return ""
 
 
-def _work(
-    base: Path,
-    settings: tuple[str, ...],
-    folder: Path,
-    file: Path,
-    gpu: str | None,
-    host: str | None,
-    pause: Pause | None,
-) -> None:
+def _work(base: Path, settings: Sequence[str], folder: Path, file: Path, gpu: str | None, options: RunOptions) -> None:
     """Complete one run in its own process, with output to ``file`` unless the disk is full."""
     os.setsid()  # Ctrl-C reaches only the sweep, which terminates this process
     signal.signal(signal.SIGINT, signal.default_int_handler)  # .forkserver has set SIG_DFL
@@ -284,7 +273,7 @@ def _work(
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     try:
-        if not complete(base, settings, RunFolder(folder), quiet=True, host=host, pause=pause):
+        if not complete(base, settings, RunFolder(folder), options):
             sys.exit(RUN_ELSEWHERE)
     except locks.HeldError:
         sys.exit(RUN_ELSEWHERE)

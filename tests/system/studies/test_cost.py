@@ -7,6 +7,7 @@ from commands import call, errors
 
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.runs.folder import RunFolder
+from fl_labelskew_plugins.runtimes.options import RunOptions
 from fl_labelskew_plugins.studies import cost, reproduce
 from fl_labelskew_plugins.studies.sweep import plan
 
@@ -136,7 +137,7 @@ def test_probed_runs_are_resumed_with_identical_results(write, tmp_path):
     call(*command)
     for run in (planned[0], planned[2]):
         alone = RunFolder(tmp_path / "alone" / run.name)
-        reproduce.complete(run.base, run.settings, alone, quiet=True)
+        reproduce.complete(run.base, run.settings, alone, RunOptions(quiet=True))
         for name in ("metrics.jsonl", "model.safetensors"):
             assert (run.folder.path / name).read_bytes() == (alone.path / name).read_bytes()
     done = call(*command, "--dry-run")

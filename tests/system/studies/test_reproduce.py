@@ -16,6 +16,7 @@ from fl_labelskew_plugins.recipe.sections import Expected
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.progress import Pause
 from fl_labelskew_plugins.runs.record import Record
+from fl_labelskew_plugins.runtimes.options import RunOptions
 from fl_labelskew_plugins.studies import reproduce
 from fl_labelskew_plugins.studies.finished import FinishedRun
 
@@ -122,8 +123,9 @@ def test_a_budget_is_shared_equally_and_unused_time_is_shared_again(file, tmp_pa
     """Rounds of 2 s, and a start of 1 s each."""
     now = 0.0
 
-    def complete(path, settings, folder, *, quiet, pause):
+    def complete(path, settings, folder, options):
         nonlocal now
+        pause = options.pause
         folder.create()
         now += 1
         while len(metrics(folder.path)) < pause.rounds and now + 2 <= pause.at:
@@ -146,25 +148,25 @@ SCHEDULED = [
 
 def test_rounds_within_a_budget_equal_the_first_rounds_of_the_full_run(file, tmp_path):
     whole, short, parts = (RunFolder(tmp_path / name) for name in ("whole", "short", "parts"))
-    reproduce.complete(file, SCHEDULED, whole, quiet=True)
-    reproduce.complete(file, [*SCHEDULED[:2], "train_args.comm_round=5", *SCHEDULED[3:]], short, quiet=True)
+    reproduce.complete(file, SCHEDULED, whole, RunOptions(quiet=True))
+    reproduce.complete(file, [*SCHEDULED[:2], "train_args.comm_round=5", *SCHEDULED[3:]], short, RunOptions(quiet=True))
     assert metrics(short.path) != metrics(whole.path)[:5]  # rate and inheritance depend on how many there are in all
     for rounds in (5, 5, 9):
-        reproduce.complete(file, SCHEDULED, parts, quiet=True, pause=Pause(rounds, math.inf))
+        reproduce.complete(file, SCHEDULED, parts, RunOptions(quiet=True, pause=Pause(rounds, math.inf)))
         assert metrics(parts.path) == metrics(whole.path)[:rounds]
         assert reproduce.held(file, SCHEDULED, parts) == "begun"
-    reproduce.complete(file, SCHEDULED, parts, quiet=True, pause=Pause(12, 0.0))  # the time is up
+    reproduce.complete(file, SCHEDULED, parts, RunOptions(quiet=True, pause=Pause(12, 0.0)))  # the time is up
     assert len(metrics(parts.path)) == 9
-    reproduce.complete(file, SCHEDULED, parts, quiet=True)
+    reproduce.complete(file, SCHEDULED, parts, RunOptions(quiet=True))
     for name in ("metrics.jsonl", "model.safetensors"):
         assert (parts.path / name).read_bytes() == (whole.path / name).read_bytes()
 
 
 def test_processes_of_a_run_pause_with_it(file, tmp_path, fork_children):
     here, there = (RunFolder(tmp_path / name) for name in ("here", "there"))
-    reproduce.complete(file, [], here, quiet=True)
+    reproduce.complete(file, [], here, RunOptions(quiet=True))
     over_mpi = ["comm_args.backend=MPI", "comm_args.workers=1"]
-    reproduce.complete(file, over_mpi, there, quiet=True, pause=Pause(2, math.inf))
+    reproduce.complete(file, over_mpi, there, RunOptions(quiet=True, pause=Pause(2, math.inf)))
     assert metrics(there.path) == metrics(here.path)[:2]
     assert not there.summary.exists()
 
