@@ -34,12 +34,7 @@ HEADS = {
 @click.argument("recipe", type=PATH, shell_complete=completion.recipes)
 @SET
 @click.option(
-    "--out",
-    type=PATH,
-    metavar="DIR",
-    default=".",
-    show_default="here",
-    help="Folder of RECIPE-survey.csv, .json, .png.",
+    "--out", type=PATH, metavar="DIR", default=".", show_default="here", help="Folder of RECIPE-survey.{csv,json,png}."
 )
 @click.option("--compare", type=FILE, metavar="FILE", help="Write a sweep of the suggested methods to a new FILE.")
 def survey_command(recipe: Path, overrides: tuple[str, ...], out: Path, compare: Path | None) -> None:

@@ -131,9 +131,7 @@ class Npz(Dataset):
     class Params(Params):
         file: str | None = Field(None, description="File name in data_cache_dir; default: the only .npz there.")
         classes: int | None = Field(
-            None,
-            ge=1,
-            description="Number of classes C; default: the highest label + 1; then each label from 0 must occur.",
+            None, ge=1, description="Number of classes; default: highest label + 1; then each label from 0 must occur."
         )
         layout: Layout = Field("auto", description="Axes of x: auto, nchw, nhwc, or flat (one vector per sample).")
         test_fraction: float = Field(0.2, gt=0, lt=1, description="Fraction of each class to split off without x_test.")

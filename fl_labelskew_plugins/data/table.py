@@ -278,10 +278,7 @@ class Table(Dataset):
             "in training.",
         )
         test_fraction: float = Field(
-            0.2,
-            gt=0,
-            lt=1,
-            description="Fraction of each class in each group that becomes the test part if test_file is not set.",
+            0.2, gt=0, lt=1, description="Fraction of each class and group to split off without test_file."
         )
 
     def paths(self, data_dir: Path | None) -> list[Path]:

@@ -89,7 +89,7 @@ def uses_rounds(recipe: Recipe) -> str | None:
     if switches := recipe.host_switches:
         return f"{switches[0]}: FedML's code may use it"
     methods = {recipe.method_name: recipe.method, **recipe.methods}
-    plugins = {f"method_args.method: {name}": method for name, method in methods.items()}
+    plugins: dict[str, Any] = {f"method_args.method: {name}": method for name, method in methods.items()}
     plugins[f"train_args.federated_optimizer: {recipe.train.federated_optimizer}"] = recipe.optimizer
     return next((name for name, plugin in plugins.items() if plugin.uses_rounds), None)
 

@@ -80,10 +80,7 @@ class DataArgs(PluginArgs):
     data_cache_dir: str | None = Field(None, description="folder of the data set's files; default: set by the data set")
     download: bool = Field(False, description="download missing files")
     input_shape: list[Positive] | None = Field(
-        None,
-        min_length=1,
-        max_length=5,
-        description="expected shape of one sample; required with server_test_data: false",
+        None, min_length=1, max_length=5, description="expected sample shape; required with server_test_data: false"
     )
     classes: int | None = Field(
         None, ge=1, le=MOST_CLASSES, description="expected number of classes; required with server_test_data: false"
@@ -96,10 +93,7 @@ class DataArgs(PluginArgs):
         " and std of the training data, across silos of all silos' training data; default: set by the data set",
     )
     std: list[AboveZero] | Statistics | None = Field(
-        None,
-        min_length=1,
-        validate_default=True,
-        description="standard deviation of each channel; required if mean is a list",
+        None, min_length=1, validate_default=True, description="std of each channel; required if mean is a list"
     )
 
     @field_validator("std")
@@ -289,9 +283,7 @@ class CommArgs(Params):
         None, description="cross_silo: this machine's folder from labelskew certs new; not needed on loopback"
     )
     round_deadline_s: float = Field(
-        3600.0,
-        gt=0,
-        description="cross_silo: time limit for uploads in a round; sum and test get at least a quarter of it",
+        3600.0, gt=0, description="cross_silo: time limit for uploads of a round; sum and test get at least a quarter"
     )
     reconnect_s: float = Field(60.0, ge=0, description="cross_silo: time limit for a lost silo to reconnect in a round")
     answer_after_s: float | None = Field(
@@ -568,9 +560,7 @@ class Policy(Params):
         " addition to weights); other (data of methods that do not declare their kind)",
     )
     server_fingerprint: str | None = Field(
-        None,
-        pattern="^[0-9a-f]{64}$",
-        description="SHA-256 of the server's certificate, as printed by labelskew certs show",
+        None, pattern="^[0-9a-f]{64}$", description="SHA-256 of the server's certificate: labelskew certs show"
     )
     noise_at_least: NoiseAtLeast | None = Field(
         None, description="minimum noise of each kind: a number, or {kind: laplace or gaussian, scale: number}"
