@@ -36,7 +36,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder) / "isic"
-        fakes.write(ISIC2019(), tree, samples=80 if options.tiny else options.images, seed=0)
+        fakes.write(ISIC2019(), tree, samples=80 if options.tiny else options.images)
         sets = {
             "data_args.data_cache_dir": str(tree),
             "train_args.epochs": "1",

@@ -76,7 +76,7 @@ def fake(name: str, out: Path, *, samples: int | None, overrides: tuple[str, ...
     """
     from fl_labelskew_plugins.data import fakes
 
-    rows = fakes.write(_dataset(name, overrides), out, samples=samples, seed=0)
+    rows = fakes.write(_dataset(name, overrides), out, samples=samples)
     click.echo(table.plain(["what", "written"], [row[:2] for row in rows]))
     settings = [f"dataset={name}", f"data_cache_dir={out}", *(text.strip() for text in overrides)]
     sets = [f"--set {shlex.quote('data_args.' + text.removeprefix('data_args.'))}" for text in settings]

@@ -33,7 +33,7 @@ class Checkpoint:
     shared: Mapping[str, Tensor] = field(default_factory=dict)  # the server's tensors for clients
     memory: Mapping[str, Tensor] = field(default_factory=dict)  # the server's own tensors
     states: dict[int, int] = field(default_factory=dict)  # client to the round of its private state
-    selections: dict[int, int] = field(default_factory=dict)  # client to their number
+    selections: dict[int, int] = field(default_factory=dict)  # client to its number of selections
     seconds: float = 0.0
     sizes: list[int] = field(default_factory=list)  # training samples of each client
     opened: list[int] = field(default_factory=list)  # clients with an opening in `shared`

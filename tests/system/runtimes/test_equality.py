@@ -60,7 +60,7 @@ NAMES = [name(setting) for setting in SETTINGS]
 def settled(tmp_path_factory):
     """A setting with the folder of real pictures in its place."""
     folder = tmp_path_factory.mktemp("pictures") / "isic"
-    fakes.write(ISIC2019(), folder, samples=80, seed=0)
+    fakes.write(ISIC2019(), folder, samples=80)
     (folder.parent / "net.py").write_text(NETWORK)
     places = {"PICTURES": str(folder), "NETWORK.py": str(folder.parent / "net.py")}
 
