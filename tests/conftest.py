@@ -12,7 +12,6 @@ import sys
 import sysconfig
 import threading
 import time
-from importlib.metadata import distribution, distributions
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -22,8 +21,6 @@ os.environ.setdefault("FL_LABELSKEW_PICTURES", "no")  # most of the time of a sh
 os.environ["FL_LABELSKEW_LOG"] = "plain"  # lines as at a terminal; without times, which differ from run to run
 
 import pytest
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
 for _name in ("COLUMNS", "LINES"):  # readline sets them for child processes; output into a pipe is not wrapped
     os.environ.pop(_name, None)
@@ -97,31 +94,6 @@ class Venv:
         fedml = self.path / "bin" / "fedml"  # as pip would have made it
         fedml.write_text(f"#!{self.python}\nimport sys\nfrom fedml.cli.cli import cli\nsys.exit(cli())\n")
         fedml.chmod(0o755)
-
-    def link_dependencies(self, without):
-        """Make only the dependencies of the installed wheels visible, except one."""
-        installed = [*distributions(path=[str(self.site)])]
-        seen, wanted = {(made.name,) for made in installed} | {(without,)}, []
-
-        def add(requirements, extras=()):
-            needs = map(Requirement, requirements or ())
-            wanted.extend(
-                n for n in needs if n.marker is None or any(n.marker.evaluate({"extra": e}) for e in extras or [""])
-            )
-
-        for made in installed:
-            add(made.requires)
-        while wanted:
-            need = wanted.pop()
-            key = (canonicalize_name(need.name), *sorted(need.extras))
-            if key in seen:
-                continue
-            seen.add(key)
-            theirs = distribution(need.name)
-            for top in {file.parts[0] for file in theirs.files} - {"..", "__pycache__"}:
-                if not (link := self.site / top).exists():
-                    link.symlink_to(theirs.locate_file(top))
-            add(theirs.requires, need.extras)
 
     def run(self, *command, cwd=None, check=True, timeout=120, **environment):
         """A command of this environment, with an empty home and nothing of ours in the environment variables."""
