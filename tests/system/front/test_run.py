@@ -244,6 +244,7 @@ def test_resume_with_more_rounds_equals_a_longer_run(backend, every, tmp_path, f
     if backend == "sp":
         recipe["tracking_args"] = {"diagnostics": ["class_accuracy"], "diagnostics_every": every}
     else:  # a process each
+        recipe["tracking_args"] = {"trackers": ["csv"]}
         recipe["train_args"] = recipe["train_args"] | {"client_num_in_total": 2}
         recipe["partition_args"] = {"partition_method": "iid"}
     if backend == "GRPC":
@@ -255,6 +256,9 @@ def test_resume_with_more_rounds_equals_a_longer_run(backend, every, tmp_path, f
     names += ["diagnostics/class_accuracy.jsonl"] if backend == "sp" else []
     assert [name for name in names if (run.folder / name).read_bytes() != (long.folder / name).read_bytes()] == []
     assert run.summary | {"seconds": 0} == long.summary | {"seconds": 0}
+    tables = [file.read_text().splitlines() for file in long.folder.rglob("rounds.csv")]  # only of the server
+    assert [len(rows) for rows in tables] == ([] if backend == "sp" else [1 + 5])
+    assert not [*tmp_path.rglob("fedml.yaml")]
     assert json.loads((run.folder / "after-4-rounds" / "summary.json").read_text())["rounds"] == 4
 
 

@@ -10,14 +10,11 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-import torch
-from recipe_texts import DIGITS, SILOS, simulation
-from safetensors.torch import load_file
+from recipe_texts import DIGITS
 
 import fl_labelskew_plugins as fl
 from fl_labelskew_plugins.front.start import start
 from fl_labelskew_plugins.machine.files import read_lines
-from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.runs import tracking
 from fl_labelskew_plugins.runtimes.options import RunOptions
 
@@ -331,21 +328,3 @@ def test_the_documented_tracker_is_closed(tmp_path, register):
     accuracies = [line["accuracy"] for line in lines_of(folder) if "accuracy" in line]
     assert (folder / "notes.txt").read_text().splitlines() == [f"run: {accuracies[0]:.1%} after 1 rounds"]
     assert (folder / "stopped").exists()
-
-
-@pytest.mark.parametrize("over", ["MPI", "silos"])
-def test_runs_in_other_processes_without_the_host(over, forker, tmp_path):
-    """They have the weights of one process, with the host if it is installed; trackers run next to the run's folder."""
-    recipe, folder = tmp_path / "recipe.yaml", tmp_path / "run"
-    mpi = ["--set", "comm_args.backend=MPI", "--set", "comm_args.workers=2"]
-    recipe.write_text((simulation(SILOS) if over == "MPI" else SILOS) + "\ntracking_args: {trackers: [csv]}\n")
-    argv = ["run", recipe, "--run-dir", folder, "--quiet", "--host", "none", *(mpi if over == "MPI" else [])]
-    process = forker.start(argv, tmp_path / "log", cwd=tmp_path, fork_children=True)
-    assert process.wait() == 0, process.text
-    simulated = fl.run(parse.parse(simulation(SILOS)), tmp_path / "sp", quiet=True).model.state_dict()
-    ours = load_file(folder / "model.safetensors")
-    assert ours.keys() == simulated.keys()
-    assert all(torch.equal(value, simulated[name]) for name, value in ours.items())
-    assert not [*folder.rglob("fedml.yaml")]
-    assert [row["accuracy"] for row in rows_of(folder)] == [str(line["accuracy"]) for line in lines_of(folder)]
-    assert len([*tmp_path.rglob("rounds.csv")]) == 1
