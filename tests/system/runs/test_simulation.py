@@ -3,15 +3,11 @@
 import math
 from itertools import islice
 
-import pytest
 import torch
-from fl_labelskew_registry import Method
 from recipe_texts import SKEWED
 from safetensors.torch import load_file
 
-from fl_labelskew_plugins.checked import checked
 from fl_labelskew_plugins.machine.files import read_lines
-from fl_labelskew_plugins.params import Params
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.runs import session
 from fl_labelskew_plugins.runs.folder import RunFolder
@@ -20,7 +16,6 @@ from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.simulation import Simulation
 
 FEDMR = ["train_args.client_num_per_round=3", "train_args.comm_round=2", "method_args.method=fedmr"]
-SUMS = ["comm_args.secure_aggregation=true"]
 SHORT = ["train_args.batch_size=4096", "train_args.epochs=3"]
 """Three batches in a client's turn; then the time may be up."""
 
@@ -45,23 +40,11 @@ def test_a_round_handles_only_its_participants(tmp_path, monkeypatch):
     assert written[0] == written[1]
 
 
-class Centres(Method):
-    """Looks at its samples' features after training."""
-
-    Params = Params
-
-    def contribution_shapes(self, federation):
-        return {"centre": (federation.num_features,)}
-
-    def contribute(self, client):
-        return {"centre": client.features()[0].sum(0)}
-
-
 def test_a_round_interrupted_within_a_hook_is_repeated(tmp_path):
-    method = checked(Centres())
+    """FedProc's hook computes features after training."""
 
     def rounds(name, *, pause=None, resume=False):
-        made = session.build(parse.parse(SKEWED, overrides=[*FEDMR, *SHORT], objects={"method_args": method}))
+        made = session.build(parse.parse(SKEWED, overrides=[*FEDMR, *SHORT, "method_args.method=fedproc"]))
         folder = RunFolder(tmp_path / name)
         if not folder.path.exists():
             folder.create()
@@ -75,26 +58,21 @@ def test_a_round_interrupted_within_a_hook_is_repeated(tmp_path):
     assert rounds("parts", resume=True)[0] == whole[1:]
 
 
-@pytest.fixture
-def record(tmp_path):
+def test_an_early_stop_with_sums_can_be_resumed(tmp_path):
+    """In the same process, or from the checkpoint."""
     folder = RunFolder(tmp_path / "run")
     folder.create()
+    sums = ["comm_args.secure_aggregation=true", "train_args.client_num_per_round=4", "train_args.comm_round=3"]
 
-    def record(*overrides, resume=False):
-        made = session.build(parse.parse(SKEWED, overrides=[*FEDMR, "train_args.comm_round=3", *overrides]))
+    def record(*, resume):
+        made = session.build(parse.parse(SKEWED, overrides=[*FEDMR, *sums]))
         return Record(made, folder, Progress(), resume=resume)
 
-    return record
-
-
-@pytest.mark.parametrize("secure", [[], [*SUMS, "train_args.client_num_per_round=4"]], ids=["clear", "sums"])
-def test_an_early_stop_can_be_resumed(record, secure):
-    """In the same process, or from the checkpoint."""
-    first = record(*secure)
+    first = record(resume=False)
     simulation = Simulation(first)
     assert [line["round"] for line in islice(simulation, 1)] == [0]
     assert [line["round"] for line in islice(simulation, 1)] == [1]
-    again = record(*secure, resume=True)
+    again = record(resume=True)
     assert again.next_round == 2
     assert all(torch.equal(value, first.weights[key]) for key, value in again.weights.items())
     for each in (simulation, Simulation(again)):
