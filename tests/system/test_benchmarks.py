@@ -115,16 +115,13 @@ def test_gpu(tables):
     assert {row[6] for row in scale} == {"2 of 100"}
 
 
-@pytest.fixture
-def bench(tmp_path, monkeypatch):
-    """That of the GPU, with so many seconds."""
+def test_gpu_keeps_completed_measurements(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     import gpu
 
-    return lambda seconds: gpu.Bench(smoke=True, seconds=seconds, out=tmp_path, begun=time.monotonic(), data=None)
+    def bench(seconds):
+        return gpu.Bench(smoke=True, seconds=seconds, out=tmp_path, begun=time.monotonic(), data=None)
 
-
-def test_gpu_keeps_completed_measurements(bench, tmp_path):
     bench(0).run()
     lines = (tmp_path / "results.jsonl").read_text().splitlines()
     assert len(lines) == 1 + 1 + 2 + 4 + 1  # the machine, tests, steps, rounds, workers; no scale without time

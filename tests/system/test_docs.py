@@ -36,6 +36,7 @@ mpirun() { started "$@"; }; srun() { started "$@"; }
 TASK = {"SLURM_ARRAY_TASK_ID": "0", "PBS_ARRAY_INDEX": "0"}
 HOST = ("list", "logs", "status", "stop")
 """What is the host's own after ``fedml run``."""
+planned = functools.cache(plan.plan)  # documents name the same sweeps again and again
 
 
 def spelled_out(line):
@@ -148,24 +149,15 @@ def check_file(path, file, overrides, only, fashion_mnist):
             # the document's own method, which is not installed here
             method = re.search(r"method_args.method=(\w+)", " ".join(overrides))
             method = method or re.search(r"\bmethod: (\w+)", here.read_text())
-            if not re.search(rf"^{method[1]} = \"", all_of(path), re.MULTILINE):
+            text = path.read_text()
+            if path.parent != ROOT:
+                text += "".join(project.read_text() for project in path.parent.glob("pyproject.toml"))
+            if not re.search(rf"^{method[1]} = \"", text, re.MULTILINE):
                 raise
         return
     if "fmnist" in here.stem:
         overrides = [fashion_mnist, *overrides]
-    assert planned(here, tuple(overrides), only)
-
-
-@functools.cache
-def planned(file, overrides, only):
-    """Documents name the same sweeps again and again."""
-    return plan.plan(file, overrides, only=only)
-
-
-def all_of(path):
-    """A document, and the project file next to it."""
-    project = path.parent / "pyproject.toml"
-    return path.read_text() + (project.read_text() if path.parent != ROOT and project.exists() else "")
+    assert planned(here, tuple(overrides), only=only)
 
 
 def test_threat_model_names_existing_tests():

@@ -2,7 +2,6 @@
 
 import json
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from fl_labelskew_plugins.recipe import parse, shipped, yaml
 from fl_labelskew_plugins.runs.session import loaded
 from fl_labelskew_plugins.runtimes.options import RunOptions
 
-ROOT = Path(__file__).parents[2]
 FILES = shipped.files()
 ROWS = [f"{paper}/{row}" for paper in shipped.papers() for row in shipped.table(paper).cells]
 METHODS = ("fedavg", "fedrs", "map", "fedphp", "fedlc", "fedshift", "fedmr")

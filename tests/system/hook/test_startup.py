@@ -103,7 +103,6 @@ def test_the_hook_after_an_uninstall(venv):
 @pytest.mark.parametrize(
     ("file", "source"),
     [
-        ("__init__.py", "raise RuntimeError"),
         ("hook/__init__.py", "def broken(:"),
         ("hook/__init__.py", "def install():\n    1 / 0\n"),
     ],

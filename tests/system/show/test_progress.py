@@ -35,9 +35,8 @@ def test_a_round_in_words():
     assert in_words(line) == "1 skipped  2 missing in the opening"
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(None, "?"), (0, "0:00"), (61.4, "1:01"), (3725, "1:02:05")])
-def test_clock(seconds, text):
-    assert clock(seconds) == text
+def test_clock():
+    assert [clock(seconds) for seconds in (None, 0, 61.4, 3725)] == ["?", "0:00", "1:01", "1:02:05"]
 
 
 def test_plain_lines_count_rounds_and_time_left(capsys, monkeypatch):
@@ -165,16 +164,9 @@ def test_colours_and_control_characters_can_be_disabled():
     assert "\x1b" not in in_a_terminal(80, TERM="dumb")
 
 
-def test_quiet_is_silent_and_pipes_get_lines(capsys):
+def test_quiet_shows_nothing_and_pipes_get_lines():
     assert type(progress(True)) is Progress
     assert type(progress(False)) is Plain
-    shown = Progress()
-    shown.note("x")
-    shown.start("x", 0, 1, 1)
-    shown.client(0, 1, 1)
-    shown.round(LINE, 1.0)
-    shown.stop()
-    assert capsys.readouterr().out == ""
 
 
 def test_the_time_left_ends_at_a_pause(monkeypatch):
