@@ -3,11 +3,13 @@
 import json
 import shutil
 from typing import get_args
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
-from fl_labelskew_registry import LabelSkewError
+from error_messages import message
+from federations import cached_runs
 from PIL import Image
 from safetensors.torch import load_file
 
@@ -34,29 +36,24 @@ tracking_args: {checkpoint_every: 1}
 FLAT = [name for name in get_args(DiagnosticName) if name != "feature_sphere"]
 
 
+def load(*overrides):
+    return parse.parse(BASE, overrides=overrides)
+
+
+def diagnostics(*names):
+    return f"tracking_args.diagnostics=[{', '.join(names)}]"
+
+
 @pytest.fixture(scope="module")
 def go(tmp_path_factory):
-    """Run the base recipe with overrides, without or with pictures; returns the run's folder."""
-    folder = tmp_path_factory.mktemp("runs")
-    path = folder / "base.yaml"
-    path.write_text(BASE)
-    count = iter(range(100))
-
-    def go(*overrides, names=(), out=None, pictures=False):
-        out = out or folder / f"run{next(count)}"
-        asked = [f"tracking_args.diagnostics=[{', '.join(names)}]"] if names else []
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("FL_LABELSKEW_PICTURES", "yes" if pictures else "no")
-            start.start(RunOptions(path, [*overrides, *asked], run_dir=out, quiet=True))
-        return out
-
-    go.load = lambda *overrides: parse.load(path, overrides)
-    return go
+    return cached_runs(tmp_path_factory.mktemp("runs"), BASE)
 
 
 @pytest.fixture(scope="module")
 def watched(go):
-    return go("tracking_args.diagnostics_every=2", names=FLAT, pictures=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FL_LABELSKEW_PICTURES", "yes")
+        return go("tracking_args.diagnostics_every=2", diagnostics(*FLAT))
 
 
 def lines(folder, name):
@@ -68,7 +65,7 @@ def test_diagnostics_do_not_change_a_run(go, watched, method):
     # MAP trains on after its upload, and FedMR draws which samples it compares
     extra = [f"method_args.method={method}", *([] if method == "fedrs" else ["train_args.comm_round=2"])]
     extra += ["method_args.lite=3"] if method == "fedmr" else []
-    with_them = watched if method == "fedrs" else go(*extra, names=IN_TRAINING)
+    with_them = watched if method == "fedrs" else go(*extra, diagnostics(*IN_TRAINING))
     without = go(*extra)
     assert (without / "metrics.jsonl").read_bytes() == (with_them / "metrics.jsonl").read_bytes()
     assert (without / "model.safetensors").read_bytes() == (with_them / "model.safetensors").read_bytes()
@@ -117,13 +114,13 @@ def test_client_drift_adds_up_to_the_global_update(watched):
 
 def test_client_drift_is_the_same_from_a_file(watched, go, monkeypatch):
     monkeypatch.setattr(uploads, "IN_MEMORY", 1000)  # bytes: one update is more
-    folder = go("train_args.comm_round=1", names=["client_drift"])
+    folder = go("train_args.comm_round=1", diagnostics("client_drift"))
     count = len(lines(folder, "client_drift"))
     assert lines(folder, "client_drift") == lines(watched, "client_drift")[:count]
 
 
-def test_a_client_of_a_diagnosed_round_has_its_own_numbers(go, watched):
-    made = session.build(go.load())
+def test_a_client_of_a_diagnosed_round_has_its_own_numbers(watched):
+    made = session.build(load())
     held = {line["client"]: line["counts"] for line in lines(watched, "label_heatmap")}
     for client, counts in held.items():
         assert counts == made.counts[client].tolist()
@@ -135,24 +132,15 @@ def test_a_client_of_a_diagnosed_round_has_its_own_numbers(go, watched):
     assert all(line["pairs"] >= 3 for line in lines(watched, "deviation_bound"))
 
 
-def test_training_numbers_equal_a_plain_loop(go, watched):
+def test_training_numbers_equal_a_plain_loop(watched):
     """Round 0 of its first client again, with the losses written out."""
-    loaded = go.load()
-    made = session.build(loaded)
+    made = session.build(load())
     local = made.trainer
     client = lines(watched, "proxy_gradients")[0]["client"]
-    seen = []
-
-    class Note:
-        def before(self, view):
-            self.counts = view.counts
-
-        def step(self, batch, view):
-            seen.append((batch, local.model.classifier.weight.grad.clone()))
-
-    note = Note()
+    note, seen = Mock(), []
+    note.step = lambda batch, view: seen.append((batch, local.model.classifier.weight.grad.clone()))
     fit(local, client, 0, made.start, times_selected=1, observer=note)
-    missing = note.counts == 0
+    missing = note.before.call_args.args[0].counts == 0
     norms, targets = [], []
     for batch, gradient in seen:
         norms.append(torch.stack([row.norm() for row in gradient[missing]]).mean())
@@ -163,8 +151,8 @@ def test_training_numbers_equal_a_plain_loop(go, watched):
     assert first[1]["own"] == pytest.approx(float(torch.stack(targets).mean()), rel=1e-5)
 
 
-def test_features_equal_those_of_the_saved_model(go, watched):
-    made = session.build(go.load())
+def test_features_equal_those_of_the_saved_model(watched):
+    made = session.build(load())
     made.trainer.model.load_state_dict(load_file(watched / "model.safetensors"))
     made.trainer.model.eval()
     kept = load_file(watched / "diagnostics" / "features_2d.safetensors")
@@ -190,17 +178,17 @@ def test_a_resumed_run_appends_to_its_files(go, watched, tmp_path, pictures):
         with (cut / "diagnostics" / f"{name}.jsonl").open("a") as file:
             file.write('{"round": 4, "cli')  # as a kill may leave it
         (cut / "diagnostics" / f"{name}.safetensors").unlink(missing_ok=True)
-    start.start(RunOptions(overrides=[f"tracking_args.diagnostics=[{', '.join(names)}]"], resume=cut, quiet=True))
+    start.start(RunOptions(overrides=[diagnostics(*names)], resume=cut, quiet=True))
     for name in names:
         for file in (watched / "diagnostics").glob(f"{name}.*"):
             assert (cut / "diagnostics" / file.name).read_bytes() == file.read_bytes()
 
 
-def test_the_sphere_of_a_network_of_three_features(go):
+def test_the_sphere_of_a_network_of_three_features(go, pictures):
     folder = go(
         "data_args.dataset=circles", "data_args.per_class=100", "model_args.model=mlp", "model_args.hidden=[8, 3]",
         "train_args.client_num_in_total=2", "train_args.client_num_per_round=2", "train_args.comm_round=1",
-        "partition_args.classes_per_client=2", names=["feature_sphere"], pictures=True,
+        "partition_args.classes_per_client=2", diagnostics("feature_sphere"),
     )  # fmt: skip
     kept = load_file(folder / "diagnostics" / "feature_sphere.safetensors")
     norms = kept["local.points"].norm(dim=1)
@@ -211,27 +199,27 @@ def test_the_sphere_of_a_network_of_three_features(go):
     assert (folder / "diagnostics" / "feature_sphere.png").exists()
 
 
-def test_a_network_of_other_features_is_refused_before_anything_is_written(go, tmp_path):
-    line = r"^tracking_args.diagnostics: feature_sphere needs a network of 3 features, this one has 5; .*\Z"
-    with pytest.raises(LabelSkewError, match=line):
-        go("model_args.hidden=[5]", names=["feature_sphere"], out=tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+def test_a_network_of_other_features_is_refused_before_anything_is_written(go, watched):
+    before = [*watched.parent.iterdir()]
+    line = message(lambda: go("model_args.hidden=[5]", diagnostics("feature_sphere")))
+    assert line.startswith("tracking_args.diagnostics: feature_sphere needs a network of 3 features, this one has 5; ")
+    assert [*watched.parent.iterdir()] == before
 
 
-def test_training_in_other_processes_cannot_be_diagnosed(go):
+def test_training_in_other_processes_cannot_be_diagnosed():
     mpi = "comm_args.backend=MPI"
-    go.load(mpi, "tracking_args.diagnostics=[class_accuracy, tsne]")
+    load(mpi, diagnostics("class_accuracy", "tsne"))
     what = r"intra_loss, proxy_gradients: cannot observe training in other processes \(backend MPI\); allowed: class_"
     with pytest.raises(RecipeError, match=what):
-        go.load(mpi, "tracking_args.diagnostics=[class_accuracy, intra_loss, proxy_gradients]")
+        load(mpi, diagnostics("class_accuracy", "intra_loss", "proxy_gradients"))
     silos = ["common_args.training_type=cross_silo", "comm_args.backend=GRPC"]
     with pytest.raises(RecipeError, match="no process of a cross_silo run has the data for diagnostics; allowed: none"):
-        go.load(*silos, "tracking_args.diagnostics=[tsne]")
+        load(*silos, diagnostics("tsne"))
 
 
 @pytest.mark.gpu
-def test_numbers_on_a_gpu_equal_those_on_a_cpu(go, watched):
-    folder = go("device_args.using_gpu=true", "tracking_args.diagnostics_every=2", names=FLAT, pictures=True)
+def test_numbers_on_a_gpu_equal_those_on_a_cpu(go, watched, pictures):
+    folder = go("device_args.using_gpu=true", "tracking_args.diagnostics_every=2", diagnostics(*FLAT))
     for name in ("class_accuracy", "deviation_bound", "proxy_gradients"):
         first, here = lines(watched, name)[0], lines(folder, name)[0]
         assert first.keys() == here.keys()

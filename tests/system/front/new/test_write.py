@@ -125,6 +125,10 @@ def test_a_federation_without_data_names_its_form(here):
     assert files.pop("federation")["data_args"] == {**of_all, "input_shape": [3, 32, 32]}
     assert [file["data_args"] for file in files.values()] == [of_all] * 3
     assert "silo-1.yaml /data/pictures" in (here / "mine" / "README.md").read_text()
+    file = here / "mine" / "silo-1.yaml"
+    line = message(lambda: start(RunOptions(here / "mine" / "federation.yaml", dry_run=True, host="none")))
+    assert line.startswith(f"{file}: data set image_folder: data_args.data_cache_dir is not set; use ")
+    assert line.endswith(f", with labelskew silo data {file} PATH")
 
 
 @pytest.mark.parametrize(
@@ -165,23 +169,6 @@ def test_described_lists_all_column_errors(here):
     assert errors(*PLANNED, "--columns", "age=0..100,label=1..2") == [
         "--columns: label: is the label, not a feature; use --columns without it, or another --label"
     ]
-
-
-def test_run_names_the_file_of_a_silo_without_data(here):
-    call(*PLANNED, "--image-size", "32")
-    file = here / "mine" / "silo-1.yaml"
-    line = message(lambda: start(RunOptions(here / "mine" / "federation.yaml", dry_run=True, host="none")))
-    assert line.startswith(f"{file}: data set image_folder: data_args.data_cache_dir is not set; use ")
-    assert line.endswith(f", with labelskew silo data {file} PATH")
-
-
-def test_bind_checks_all_recipes_that_name_the_file(here):
-    call(*PLANNED, "--image-size", "32")
-    folder, place = here / "mine", hospital(here, "north", ["benign", "unclear"])
-    text = (folder / "federation.yaml").read_text()
-    (folder / "other.yaml").write_text(text.replace("input_shape: [3, 32, 32]", "input_shape: [3, 16, 16]"))
-    (line,) = errors("silo", "data", folder / "silo-1.yaml", place)
-    assert line.startswith("data_args.input_shape: [3, 16, 16] in the recipe, but [3, 32, 32] in the data")
 
 
 @pytest.mark.parametrize("kind", ["tree", "table.csv", "grouped.npz"])
@@ -244,6 +231,11 @@ def test_a_silos_data_are_checked_and_written_into_its_file(here):
         "data_args.input_shape: [3, 32, 32] in the recipe, but [3, 16, 16] in the data; use input_shape: [3, 16, 16]"
     ]
     assert "data_cache_dir: " not in file.read_text().replace("# data_cache_dir: ", "")
+    # all recipes that name the file are checked
+    text = (here / "mine" / "federation.yaml").read_text()
+    (here / "mine" / "other.yaml").write_text(text.replace("input_shape: [3, 32, 32]", "input_shape: [3, 16, 16]"))
+    (line,) = errors("silo", "data", here / "mine" / "silo-1.yaml", place)
+    assert line.startswith("data_args.input_shape: [3, 16, 16] in the recipe, but [3, 32, 32] in the data")
 
 
 def trained(folder, forker):
