@@ -1,6 +1,7 @@
 """The two wheels, installed away from the checkout: everything a user needs is in them."""
 
 import json
+import runpy
 import subprocess
 import sys
 import zipfile
@@ -20,6 +21,7 @@ from fl_labelskew_plugins.runtimes.options import RunOptions
 
 ROOT = Path(__file__).parents[2]
 RUN = "fedml" if find_spec("fedml") else "labelskew"
+ALLOW = f"import sys\nsys.path.append({str(ROOT / 'tests' / 'helpers')!r})\nfrom only_packages import allow\n"
 
 
 @pytest.fixture(scope="module")
@@ -129,11 +131,7 @@ def test_a_packaged_recipe_runs_by_its_name_from_anywhere(venv, tmp_path):
 def test_a_run_without_the_host_has_identical_bytes(venv, tmp_path):
     """With only the dependencies that the wheels declare."""
     few = "train_args.comm_round=2"
-    script = f"""
-import sys
-sys.path.append({str(ROOT / "tests" / "helpers")!r})
-import only_packages
-only_packages.allow("fl-labelskew-plugins", without="fedml")
+    script = f"""{ALLOW}allow("fl-labelskew-plugins", without="fedml")
 from fl_labelskew_plugins.cli.main import main
 main(["run", "quickstart", "--set", {few!r}, "--run-dir", "alone"])
 """
@@ -142,3 +140,15 @@ main(["run", "quickstart", "--set", {few!r}, "--run-dir", "alone"])
     start(RunOptions("quickstart", [few], run_dir=tmp_path / "here", quiet=True))
     for name in ("metrics.jsonl", "model.safetensors", "partition.json"):
         assert (tmp_path / "alone" / name).read_bytes() == (tmp_path / "here" / name).read_bytes(), name
+
+
+def test_the_packages_of_carry_suffice_for_a_run(fashion_mnist, tmp_path):
+    """Only torch, torchvision and their dependencies: no FedML, SciPy, pandas or other installed packages."""
+    needed = runpy.run_path(str(ROOT / "tools" / "carry.py"))["NEEDED"]
+    script = f"""{ALLOW}allow(*{needed}, "torch", "torchvision", "safetensors", "packaging")
+import fl_labelskew_plugins as fl
+changes = dict([{fashion_mnist!r}.split("="), ("train_args.comm_round", 1)])
+assert [line["round"] for line in fl.simulate(fl.load("small/fedmr_fmnist", changes), {str(tmp_path / "run")!r})] == [0]
+assert not sys.modules.keys() & {{"fedml", "scipy", "pandas", "sklearn"}}
+"""
+    subprocess.run([sys.executable, "-c", script], timeout=120, check=True)

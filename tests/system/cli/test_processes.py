@@ -92,7 +92,7 @@ def test_a_bug_is_an_error_of_python_and_not_a_message(monkeypatch):
 
 
 def test_a_closed_pipe_is_not_an_error():
-    with subprocess.Popen([LABELSKEW, "schema"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen([LABELSKEW, "methods"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         process.stdout.close()  # before anything was written
         stderr = process.stderr.read()
     assert "Traceback" not in stderr

@@ -108,6 +108,7 @@ def test_bf16_is_a_rounding_of_fp32(build):
     assert {value.dtype for value in half.trainer.model.state_dict().values()} == {torch.float32}
 
 
+@pytest.mark.parametrize("build", [pytest.param("cuda", marks=pytest.mark.gpu)], indirect=True)
 @pytest.mark.skipif(shutil.which("mpirun") is None or not find_spec("mpi4py"), reason="no mpirun, or no mpi4py")
 def test_two_workers_share_a_device(build, tmp_path):
     made, recipe = build("train_args.comm_round=1"), tmp_path / "recipe.yaml"
