@@ -4,6 +4,7 @@ import os
 import pickle
 import struct
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -112,9 +113,7 @@ def test_missing_files_are_named_with_their_source(tmp_path, monkeypatch, kind):
 @pytest.mark.parametrize("kind", [MNIST, EMNIST, CIFAR10, SVHN])
 def test_downloads(tmp_path, monkeypatch, kind):
     theirs, calls = getattr(torchvision.datasets, kind.kind), []
-
-    def fail(root, **options):
-        raise RuntimeError("Error downloading\n  all mirrors failed")
+    fail = Mock(side_effect=RuntimeError("Error downloading\n  all mirrors failed"))
 
     def fetch(root, **options):
         calls.append(options)

@@ -172,7 +172,19 @@ def objects():
     }
 
 
-def check_reading_without_objects(run, objects):
+def test_objects_are_recorded_and_required_to_resume(finished, objects, tmp_path):
+    before = objects["model"][1].weight.clone()
+    run = fl.run(RECIPE, tmp_path / "out", **objects, quiet=True)
+    assert torch.equal(objects["model"][1].weight, before)
+    assert type(run.model) is nn.Sequential
+    assert not torch.equal(run.model[1].weight, before)
+    assert run.partition.to_numpy()[2].nonzero()[0].tolist() == [2, 7]
+    record = json.loads((run.folder / "environment.json").read_text())["objects"]
+    assert record.keys() == {"model_args", "data_args", "method_args", "partition_args"}
+    with pytest.raises(LabelSkewError, match=r"model was Sequential, .* in this run, got Linear, 650 parameters"):
+        fl.load_run(run.folder, model=nn.Linear(64, 10))
+    assert repr(fl.load_run(run.folder, **objects)) == repr(run)
+    # without the objects
     alone = fl.load_run(run.folder)
     assert alone.metrics.equals(run.metrics)
     assert (alone.accuracy, alone.summary, repr(alone)) == (run.accuracy, run.summary, repr(run))
@@ -198,24 +210,8 @@ def check_reading_without_objects(run, objects):
     with_model = fl.load_run(run.folder, model=objects["model"])
     assert torch.equal(with_model.model[1].weight, run.model[1].weight)
     assert len(with_model.predict(objects["dataset"][1][0][:3])) == 3
-
-
-def test_objects_are_recorded_and_required_to_resume(objects, tmp_path):
-    before = objects["model"][1].weight.clone()
-    run = fl.run(RECIPE, tmp_path / "out", **objects, quiet=True)
-    assert torch.equal(objects["model"][1].weight, before)
-    assert type(run.model) is nn.Sequential
-    assert not torch.equal(run.model[1].weight, before)
-    assert run.partition.to_numpy()[2].nonzero()[0].tolist() == [2, 7]
-    record = json.loads((run.folder / "environment.json").read_text())["objects"]
-    assert record.keys() == {"model_args", "data_args", "method_args", "partition_args"}
-    with pytest.raises(LabelSkewError, match=r"model was Sequential, .* in this run, got Linear, 650 parameters"):
-        fl.load_run(run.folder, model=nn.Linear(64, 10))
-    assert repr(fl.load_run(run.folder, **objects)) == repr(run)
-    check_reading_without_objects(run, objects)
-    plain = fl.run(RECIPE, tmp_path / "plain", quiet=True)
     with pytest.raises(LabelSkewError, match="this run had no Python object for method; remove it"):
-        fl.load_run(plain.folder, method=Louder())
+        fl.load_run(finished.folder, method=Louder())
 
 
 def test_the_command_line_explains_how_to_resume_a_run_with_objects(objects, tmp_path):

@@ -126,27 +126,6 @@ def test_a_killed_run_resumes_with_identical_results(start, finish, undisturbed,
     assert_same(undisturbed[0], tmp_path / "run")
 
 
-def test_going_back_to_a_round_gives_identical_results(finish, undisturbed, tmp_path):
-    """Twice: within a run that stopped, and in one that was over."""
-    keep = ("--set", "tracking_args.keep_checkpoints=3", "--set", "tracking_args.checkpoint_every=2")
-    code, _, err = finish(tmp_path, write(tmp_path), "--run-dir", "run", *keep)
-    assert (code, err) == (0, "")
-    run = tmp_path / "run"
-    assert sorted(f.name for f in (run / "checkpoint").glob("*.s*")) == [
-        "latest.safetensors", "round000004.safetensors", "round000006.safetensors",
-    ]  # fmt: skip
-    (run / "metrics.jsonl").write_text((run / "metrics.jsonl").read_text().replace("accuracy", "spoilt"))
-    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
-    whole = (undisturbed[0] / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (run / "metrics.jsonl").write_text("".join([*whole[:4], *lines[4:]]))
-    code, out, err = finish(tmp_path, "--resume", "run", "--from-round", "4", *keep)
-    assert (code, err) == (0, "")
-    assert "back at the end of round 4; data of later rounds were moved to run/abandoned-1\n" in out
-    assert_same(undisturbed[0], run)
-    assert (run / "abandoned-1" / "metrics.jsonl").read_text() == "".join(lines[4:])
-    assert (run / "abandoned-1" / "model.safetensors").exists()
-
-
 def test_an_interruption_leaves_a_checkpoint_and_one_message(start, finish, undisturbed, tmp_path):
     process = start(tmp_path, write(tmp_path), "--run-dir", "run")
     wait_for_rounds(tmp_path / "run", 4, process)

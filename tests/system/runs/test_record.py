@@ -103,7 +103,7 @@ def test_go_back_keeps_only_a_best_model_of_the_remaining_rounds(whole, tmp_path
     folder = RunFolder(shutil.copytree(whole[0].folder, tmp_path / "run"))
     last = is_best_of(folder.path, whole[1], 7)
     folder.go_back(back)
-    aside, names = folder.path / "abandoned-1", {"MODEL_CARD.md", "confusion.csv"}
+    aside, names = folder.path / "abandoned-1", {"MODEL_CARD.md", "confusion.csv", "model.safetensors"}
     if last > back:
         names.add("best.safetensors")
         assert model_file.read_metadata(aside / "best.safetensors").round == last
@@ -111,6 +111,8 @@ def test_go_back_keeps_only_a_best_model_of_the_remaining_rounds(whole, tmp_path
     assert folder.best.exists() == (last <= back)
     fl.load_run(folder.path).resume(quiet=True)
     assert is_best_of(folder.path, whole[1], 7) == last
+    for name in ("metrics.jsonl", "model.safetensors"):
+        assert (folder.path / name).read_bytes() == (whole[0].folder / name).read_bytes()
 
 
 def test_no_model_replaces_a_better_one_that_was_not_kept(whole, tmp_path):

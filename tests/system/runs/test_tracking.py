@@ -19,6 +19,7 @@ from fl_labelskew_plugins.runs import tracking
 from fl_labelskew_plugins.runtimes.options import RunOptions
 
 RECIPE = DIGITS | {
+    "method_args": {"method": "map"},
     "train_args": {"client_num_in_total": 5, "comm_round": 4, "batch_size": 32, "learning_rate": 0.1},
     "validation_args": {"frequency_of_the_test": 2},
     "tracking_args": {"checkpoint_every": 1, "keep_checkpoints": 9},
@@ -199,7 +200,7 @@ def test_wandb_reads_the_run(shown):
 
 
 def test_a_run_that_goes_back_continues_its_tracker_runs(tmp_path, plain, monkeypatch, capsys):
-    """Three rounds of four, back to the end of the second, and on to the last."""
+    """Three rounds of four, back to the end of the second, and on to the last, with the clients' private models."""
     monkeypatch.setenv("HOME", str(tmp_path))
     folder = tmp_path / "runs" / "first"
     assert len(list(islice(fl.simulate(with_trackers(*ALL), folder), 3))) == 3

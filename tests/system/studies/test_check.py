@@ -36,14 +36,12 @@ CHANGES_NETWORK = """\
 """
 COUNTS = """\
     def before_round(self, client):
-        {declared}
-        {name} += 1
+        global COUNT
+        COUNT += 1
 
     def calibrate(self, logits, client):
-        return logits / (1 + 0.2 * {name})
+        return logits / (1 + 0.2 * COUNT)
 """
-IN_GLOBAL, ON_SELF = COUNTS.format(declared="global COUNT", name="COUNT"), COUNTS.format(declared="", name="self.n")
-ON_SELF += "    n = 0\n"
 
 
 @pytest.fixture
@@ -71,7 +69,7 @@ def test_a_frozen_head_and_hooks_of_a_client_affect_no_other_client(plugin, capf
 
 
 def test_numbers_kept_in_a_global_variable_differ(plugin):
-    plugin(IN_GLOBAL, "counts_rounds")
+    plugin(COUNTS, "counts_rounds")
     _, outcome = outcomes_of("counts_rounds", runtimes=["resumed"])
     assert outcome.bad
     assert str(outcome).startswith("counts_rounds, resumed: differs: metrics.jsonl, round 1: loss_terms is {")
@@ -79,7 +77,7 @@ def test_numbers_kept_in_a_global_variable_differ(plugin):
 
 
 def test_the_command_prints_a_table_and_ends_with_1(plugin):
-    plugin(ON_SELF, "on_self")
+    plugin("    def before_round(self, client):\n        self.n = 1\n", "on_self")
     done = call("check", "on_self", code=1)
     head, row, line = done.output.splitlines()
     assert head.split() == ["method", "sp", "resumed", "MPI", "silos"]
