@@ -32,10 +32,8 @@ def test_the_third_party_method_is_listed(installed):
     """Which are checked like ours."""
     venv, folder = installed
     words = " ".join(venv.run("labelskew", "methods").stdout.split())
-    assert (
-        " not_true Distillation from the server's model over the classes other than the label. (labelskew-not_true) "
-        in words
-    )
+    about = "Distillation from the server's model over the classes other than the label."
+    assert f" not_true {about} (labelskew-not_true) " in words
     assert " fedmr " in words
     assert "temperature" in venv.run("labelskew", "methods", "not_true").stdout
     wrong = ("validate", folder / "not_true_digits.yaml", "--set", "method_args.beta=-1")

@@ -98,9 +98,8 @@ def test_latex_lines():
 @pytest.mark.skipif(not shutil.which("pdflatex"), reason="no pdflatex (apt-get install texlive-latex-recommended)")
 def test_pdflatex_sets_the_table(tmp_path):
     rows = [[NASTY, *row] for row in [*ROWS[:2], ["moon", *ROWS[2][1:]]]] + [["[z]", "*", "-", "-", "3-20"]]
-    (tmp_path / "table.tex").write_text(
-        table.latex([NASTY, *HEAD], rows, [[0, *line] for line in [*MARKS, [0] * 4]], 2)
-    )
+    text = table.latex([NASTY, *HEAD], rows, [[0, *line] for line in [*MARKS, [0] * 4]], 2)
+    (tmp_path / "table.tex").write_text(text)
     (tmp_path / "paper.tex").write_text(
         "\\documentclass{article}\\usepackage[paperwidth=60cm]{geometry}\\usepackage{booktabs}\\begin{document}"
         "\\noindent\\input{table}\\end{document}"

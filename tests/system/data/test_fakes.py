@@ -1,4 +1,3 @@
-import json
 import re
 from functools import partial
 from pathlib import Path
@@ -34,8 +33,6 @@ COPIES = {  # name: shape of a sample, classes
     "shakespeare": ((80,), 81),
     "table": ((8,), 3),
 }
-
-
 call = partial(commands.call, "data")
 
 
@@ -187,19 +184,3 @@ def test_a_plugin_with_only_a_check_is_surveyed_by_its_check(tmp_path):
     assert fakes.wrong(Mine().survey(tmp_path))
     (tmp_path / "file").write_text("")
     assert not fakes.wrong(Mine().survey(tmp_path))
-
-
-def test_a_run_on_a_small_copy_is_marked(tmp_path):
-    call("fake", "mnist", "--out", tmp_path / "data")
-    (tmp_path / "r.yaml").write_text(
-        "data_args: {dataset: digits}\nmodel_args: {model: logistic}\nmethod_args: {method: fedavg}\n"
-        "train_args: {client_num_in_total: 2, comm_round: 3, epochs: 4, batch_size: 16, learning_rate: 0.05}\n"
-    )
-    fake = ("--set", "data_args.dataset=mnist", "--set", f"data_args.data_cache_dir={tmp_path / 'data'}")
-    for made_up, words in ((True, fake), (False, ())):
-        run = tmp_path / f"run-{made_up}"
-        result = commands.call("run", tmp_path / "r.yaml", "--run-dir", run, "--quiet", "--host", "none", *words)
-        warning = "warning: data_args.data_cache_dir: made-up data, not the real mnist; results are meaningless"
-        assert (warning in result.stderr) == made_up
-        assert json.loads((run / "environment.json").read_text())["made_up_data"] is made_up
-        assert json.loads((run / "summary.json").read_text())["final_accuracy"] > (0.9 if made_up else 0.8)

@@ -72,21 +72,17 @@ def test_diagnostics_do_not_change_a_run(go, watched, method):
     assert not (without / "diagnostics").exists()
 
 
-def test_rounds_with_diagnostics(watched):
+def test_rounds_with_diagnostics_and_their_pictures(watched):
     for name in FLAT:
+        image = Image.open(watched / "diagnostics" / f"{name}.png").convert("RGB")
+        assert min(image.size) > 200
+        assert len(image.getcolors(2**24)) > 20
         if name != "tsne":  # only of the last round, and has no lines
             assert sorted({line["round"] for line in lines(watched, name)}) == [0, 2, 3]
     assert {file.suffix for file in (watched / "diagnostics").iterdir()} == {".jsonl", ".png", ".safetensors"}
     for file in (watched / "diagnostics").glob("*.jsonl"):
         for line in file.read_text().splitlines():
             json.loads(line, parse_constant=pytest.fail)  # no NaN, no Infinity
-
-
-@pytest.mark.parametrize("name", FLAT)
-def test_a_picture_of_each_diagnostic(watched, name):
-    image = Image.open(watched / "diagnostics" / f"{name}.png").convert("RGB")
-    assert min(image.size) > 200
-    assert len(image.getcolors(2**24)) > 20
 
 
 def test_class_accuracy_after_aggregation_is_the_recall_of_the_metrics(watched):

@@ -7,7 +7,7 @@ from recipe_texts import DIGITS
 
 import fl_labelskew_plugins as fl
 from fl_labelskew_plugins.front import start
-from fl_labelskew_plugins.recipe import compatibility, parse
+from fl_labelskew_plugins.recipe import compatibility, parse, yaml
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.progress import Pause
 from fl_labelskew_plugins.runtimes.options import RunOptions
@@ -52,7 +52,7 @@ def test_an_unknown_host_is_refused(tmp_path):
 
 def test_a_run_in_fedmls_own_code_is_not_resumed(tmp_path):
     path, file = tmp_path / "recipe.yaml", tmp_path / "run" / "environment.json"
-    path.write_text(SILOS_ALONE)
+    path.write_text(yaml.write(DIGITS))
     start.start(RunOptions(path, run_dir=tmp_path / "run", pause=PAUSE, quiet=True, host="fedml"))
     file.write_text(file.read_text().replace('"source": "own"', '"source": "corrected"'))
     line = message(lambda: start.start(RunOptions(resume=tmp_path / "run", quiet=True)))
@@ -60,24 +60,11 @@ def test_a_run_in_fedmls_own_code_is_not_resumed(tmp_path):
     assert line == f"--resume {tmp_path / 'run'}: {why}; use a new run"
 
 
-SILOS_ALONE = """
-common_args: {training_type: simulation}
-data_args: {dataset: digits}
-model_args: {model: logistic}
-train_args: {client_num_in_total: 3, comm_round: 2}
-method_args: {method: fedavg}
-device_args: {threads: 1}
-"""
-ATTACK = ["security_args.attack_type=byzantine", "security_args.attack_mode=zero"]
-ATTACK += ["security_args.byzantine_client_num=1"]
-DEFENCE = ["security_args.defense_type=norm_diff_clipping", "security_args.norm_bound=1"]
-DP = ["dp_args.dp_solution_type=ldp", "dp_args.mechanism_type=laplace", "dp_args.epsilon=1", "dp_args.delta=0"]
-DP += ["dp_args.sensitivity=0.1"]
-NEEDS_FEDML = [
-    ["security_args.enable_attack=true", *ATTACK],
-    ["security_args.enable_defense=true", *DEFENCE],
-    ["dp_args.enable_dp=true", *DP],
-]
+NEEDS_FEDML = {
+    "security_args.enable_attack": "attack_type=byzantine attack_mode=zero byzantine_client_num=1",
+    "security_args.enable_defense": "defense_type=norm_diff_clipping norm_bound=1",
+    "dp_args.enable_dp": "dp_solution_type=ldp mechanism_type=laplace epsilon=1 delta=0 sensitivity=0.1",
+}
 
 
 def test_fl_fedml_without_fedml(monkeypatch):
@@ -89,16 +76,16 @@ def test_fl_fedml_without_fedml(monkeypatch):
     assert "fedml" in dir(fl)
 
 
-@pytest.mark.parametrize("overrides", NEEDS_FEDML)
-def test_features_of_fedml_are_refused_without_it(overrides, tmp_path, monkeypatch):
+@pytest.mark.parametrize("key", NEEDS_FEDML)
+def test_features_of_fedml_are_refused_without_it(key, tmp_path, monkeypatch):
     path = tmp_path / "recipe.yaml"
-    path.write_text(SILOS_ALONE)
+    path.write_text(yaml.write(DIGITS))
+    overrides = [f"{key}=true", *(f"{key.partition('.')[0]}.{setting}" for setting in NEEDS_FEDML[key].split())]
 
     def line(**options):
         asked = RunOptions(path, overrides, run_dir=tmp_path / "run", quiet=True, **options)
         return message(lambda: start.start(asked))
 
-    key = overrides[0].partition("=")[0]
     said = f"{key}: true needs FedML's code, but this run does not use FedML; use false, or"
     assert line(host="none") == f"{said} --host fedml"
     monkeypatch.setattr(compatibility, "find_spec", lambda name: None)

@@ -105,6 +105,7 @@ def test_a_run_writes_all_files(undisturbed):
     assert f"{100 * summary['best_accuracy']:.2f} % in round {summary['rounds_to_best']}\n" in out
     environment = json.loads((run / "environment.json").read_text())
     assert (environment["personal_models"], environment["class_names"]) == (True, [str(c) for c in range(10)])
+    assert environment["made_up_data"] is False
     assert "personalised models, own test splits" in out
     assert len(out.splitlines()) == 8 + 4 + 8 + 1  # rounds, opening lines, table, folder
 

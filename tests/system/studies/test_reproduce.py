@@ -1,6 +1,7 @@
 """Recipes compared with their papers' numbers: run, resumed, limited, compared and written."""
 
 import csv
+import json
 import math
 import os
 import statistics
@@ -48,9 +49,6 @@ def metrics(folder):
 def table(out):
     with (out / "table.csv").open(encoding="utf-8") as stream:
         return list(csv.DictReader(stream))
-
-
-# What is compared
 
 
 def number(value=70.0, tolerance=1.0, **more):
@@ -102,9 +100,6 @@ def test_settings_that_make_another_experiment(file):
         "classes_per_client: 2 -> null",
         "assignment: fedmr -> null",
     }
-
-
-# What a budget cuts
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90s", 90), ("30m", 1800), ("1h30m", 5400), ("0.5h", 1800)])
@@ -169,9 +164,6 @@ def test_processes_of_a_run_pause_with_it(file, tmp_path, fork_children):
     reproduce.complete(file, over_mpi, there, RunOptions(quiet=True, pause=Pause(2, math.inf)))
     assert metrics(there.path) == metrics(here.path)[:2]
     assert not there.summary.exists()
-
-
-# What is run
 
 
 def test_a_table_next_to_the_numbers_of_the_paper(file, tmp_path):
@@ -281,7 +273,8 @@ def test_made_up_data_get_no_verdict(tmp_path):
     assert row["changed"] == "model: resnet18 -> logistic; stem: small -> null; comm_round: 100 -> 1; epochs: 10 -> 1"
     assert row["rounds"] == "1 of 100"
     assert "warning: data_args.data_cache_dir: made-up data" in done.output
-    assert (tmp_path / "out" / "fedmr" / "table1_svhn_p5c2" / "seed0" / "summary.json").exists()
+    folder = tmp_path / "out" / "fedmr" / "table1_svhn_p5c2" / "seed0"
+    assert json.loads((folder / "environment.json").read_text())["made_up_data"] is True
 
 
 @pytest.mark.parametrize(

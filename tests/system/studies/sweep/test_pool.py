@@ -14,8 +14,6 @@ from fl_labelskew_registry import LabelSkewError
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.studies.sweep import plan, pool
 
-# When another run may begin
-
 
 def at_work(planned, slots, bound):
     """The first run is under way."""
@@ -74,9 +72,6 @@ def test_threads_limit_the_number_of_parallel_runs(write, tmp_path, monkeypatch)
     assert pool.default_jobs(plan.plan(write(), out=tmp_path)) == 8
     assert pool.default_jobs(plan.plan(write(), ["device_args.threads=3"], tmp_path)) == 2
     assert pool.default_jobs(plan.plan(write(), ["comm_args.backend=MPI"], tmp_path)) == 1
-
-
-# One sweep from start to end
 
 
 def rounds(folder):
