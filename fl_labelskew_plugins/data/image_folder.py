@@ -97,8 +97,8 @@ class ImageFolder(Dataset):
     def groups(self, root: Path, parts: Sequence[str] = ("train",)) -> list[Path]:
         """Return the group folders, if any. Raise LabelSkewError if one is missing, or only some folders have parts.
 
-        A group contains one of ``parts``. If no folder does, folders of folders may be groups or classes: ``groups`` or
-        ``class_names`` decides, otherwise :func:`overlap`.
+        A group contains one of ``parts``. If no folder contains one, a folder with subfolders is a group or a class:
+        ``groups`` or ``class_names`` decides, otherwise :func:`overlap`.
         """
         if self.required_paths:
             return []
@@ -173,7 +173,7 @@ class ImageFolder(Dataset):
 
     @property
     def _named(self) -> Sequence[str] | None:
-        """The classes, if given or known; otherwise the folders are the classes."""
+        """The classes, if given or known; None if the folders are the classes."""
         return self.params.class_names or self.known_classes
 
     def _parts(self, data_dir: Path | None) -> tuple[Path, list[Path], LabelledFiles, LabelledFiles | None]:
@@ -187,7 +187,7 @@ class ImageFolder(Dataset):
         return self.load(data_dir, download=download, seed=None)
 
     def load(self, data_dir: Path | None, *, download: bool, seed: int | None) -> Data:
-        """Split off a missing test part, unless ``seed`` is None."""
+        """Load all images. Without a test part, split one off from training, unless ``seed`` is None."""
         root, groups, *samples = self._parts(data_dir)
         parts = [self.filter_classes(part) for part in samples if part is not None]
         names = self.names(*parts)
@@ -257,7 +257,7 @@ class ImageFolder(Dataset):
         return [sample for sample in samples if sample[1] in chosen or sample[1] not in known]
 
     def names(self, *parts: LabelledFiles) -> list[str]:
-        """List all classes in label order; the first part is for training. Raise LabelSkewError for other classes."""
+        """List all classes in label order, of the training part, which is first. Raise LabelSkewError for others."""
         given = self._named
         names = sorted({name for _, name in parts[0]}) if given is None else list(given)
         known = set(names)
@@ -369,14 +369,14 @@ def train_folder(folder: Path) -> Path:
 def class_folders(folder: Path) -> list[str]:
     """List the subfolders' names; empty if there are images or a part such as ``train/``."""
     paths = [path for path in folder.iterdir() if path.name[0] != "."]
-    if any(path.suffix.lower() in SUFFIXES for path in paths):  # first: is_dir() is a system call per image
+    if any(path.suffix.lower() in SUFFIXES for path in paths):  # before is_dir(), a system call per image
         return []
     names = [path.name for path in folders_among(paths)]
     return [] if {*PARTS} & {*names} else names
 
 
 def overlap(below: Iterable[Sequence[str]], known: Collection[str]) -> bool:
-    """Whether names ``below`` are classes: one is ``known``, or each folder has one in common with another.
+    """Whether names ``below`` are classes: one is ``known``, or each folder shares one with another folder.
 
     >>> overlap([["a", "b"], ["b"]], ()), overlap([["a", "b"], ["c", "d"]], ()), overlap([["a"], ["b"]], ["a"])
     (True, False, True)

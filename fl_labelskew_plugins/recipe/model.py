@@ -55,11 +55,13 @@ SILO: dict[str, tuple[str, ...]] = {
     "validation_args": (),
     "device_args": (),
     "comm_args": ("certs", "send_measures", "send_contributions", "audit_digests"),
-    "tracking_args": tuple(key for key in sections.TrackingArgs.model_fields if key != "trackers"),  # only the server's
+    "tracking_args": tuple(
+        key for key in sections.TrackingArgs.model_fields if key != "trackers"
+    ),  # only the server has trackers
     "privacy_args": (),
     POLICY: (),
 }
-"""Keys of a silo's own file; empty: all of the section, or those that the method declares."""
+"""Keys of a silo's own file; empty: all of the section; in ``method_args``, those that the method declares."""
 
 
 class Recipe(Sections):
@@ -122,12 +124,12 @@ class Recipe(Sections):
         return self.common.across_silos and self.comm.secure_aggregation
 
     def tests(self, round: int) -> bool:
-        """Whether the global model is tested after this round, from 0."""
+        """Whether the global model is tested after a round; the first is 0."""
         every = self.validation.frequency_of_the_test
         return round == self.train.comm_round - 1 or (every > 0 and round % every == 0)
 
     def resolved(self) -> dict[str, dict[str, Any]]:
-        """All sections and keys; in FedML's two sections, only the keys in use."""
+        """All sections and keys; of ``security_args`` and ``dp_args`` only keys in use."""
         content = self.model_dump(mode="json", include={*_FIELDS})
         values: dict[str, dict[str, Any]] = {section: content[name] for section, name in ATTRIBUTES.items()}
         for section, model in PLUGGED.items():
@@ -151,7 +153,7 @@ def of_sums(recipe: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def different(a: Mapping[str, Mapping[str, Any]], b: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Different keys of two resolved recipes, except places, addresses and timeouts."""
+    """Keys with different values in two resolved recipes, except paths, addresses and timeouts."""
     return [
         f"{section}.{key}"
         for section in dict.fromkeys([*a, *b])

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from fl_labelskew_plugins.diagnostics.watch import Watch
 
 
-OWN = "own"  # group of a client's state with its model, for the reference `local`
+OWN = "own"  # prefix of a client's model in its state, with train_args.reference: local
 
 
 class ClientIndices(Mapping[int, Tensor]):
@@ -69,12 +69,12 @@ class Session:
     class_names: list[str]
     federation: Federation
     trainer: LocalTrainer
-    start: Weights  # of round 0; a record keeps only shapes and dtypes
+    start: Weights  # of round 0; Record keeps only shapes and dtypes
     sizes: list[int]  # training samples of each client; 0 if unknown
     notes: Mapping[str, str]  # text files to save with the results
     clients: Clients | None = None  # None if each silo knows only its own samples
     counts: Tensor | None = None  # (K, C) training samples, on the device; None if unknown
-    data: str | None = None  # fingerprint; None if no single process knows the data
+    data: str | None = None  # fingerprint; None if no process has the data of all clients
     input_shape: tuple[int, ...] = ()
     dtype: str = "float32"  # of samples as they are stored
     mean: tuple[float, ...] | None = None  # as in Data; None if unknown here, as `std`
@@ -102,7 +102,7 @@ class Session:
 
     @cached_property
     def sums(self) -> Sums | None:
-        """The clients' vectors; None without secure aggregation."""
+        """Encoder and decoder of sums; None without secure aggregation."""
         comm, privacy = self.recipe.comm, self.recipe.privacy
         if not comm.secure_aggregation:
             return None
@@ -112,7 +112,7 @@ class Session:
         return Sums(self.trainer, self.start, bits=comm.secure_bits, clip=comm.largest_change, noise=noise)
 
     def admit(self, client: int, samples: int, counts: Sequence[int] | None) -> None:
-        """Store a client's training samples, in total and per class."""
+        """Store a client's numbers of training samples, in total and per class."""
         self.sizes[client] = samples
         if self.counts is not None and counts is not None:
             self.counts[client] = torch.tensor(counts)
@@ -225,7 +225,7 @@ def pooled(clients: Clients) -> Clients:
 
 
 def steps(recipe: Recipe, sizes: Sequence[int]) -> int:
-    """Mean number of training steps of all clients of a round; ``sizes``: training samples of each client."""
+    """Expected total training steps of the clients in a round; ``sizes``: training samples of each client."""
     train = recipe.train
     every = sum(train.epochs * math.ceil(size / train.batch_size) for size in sizes)
     return max(1, round(every * train.clients_per_round / train.client_num_in_total))
@@ -341,7 +341,7 @@ def local_settings(train: TrainArgs, device: DeviceArgs) -> LocalSettings:
 
 
 def loader_workers(recipe: Recipe, device: torch.device) -> int:
-    """Processes that decode pictures; default: half of the cores, or with a GPU all but one, at most 16."""
+    """Processes that decode pictures; default: half of the cores; with a GPU all except one; at most 16."""
     if recipe.device.loader_workers is not None:
         return recipe.device.loader_workers
     place = place_on_node() or mpi_rank()

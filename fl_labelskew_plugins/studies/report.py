@@ -20,7 +20,7 @@ from fl_labelskew_plugins.recipe.mistakes import unknown
 from fl_labelskew_plugins.runs.measure import GLOBAL, MEASURES, NAMED
 from fl_labelskew_plugins.studies.finished import PLACES, SETTING_KEYS, FinishedRun, flat, number
 
-Curve = dict[int, list[float]]  # round, from 1, to the accuracy of each seed
+Curve = dict[int, list[float]]  # maps a round (the first is 1) to one accuracy per seed
 PLAIN_OPTIMIZER = "FedAvg"
 NAMES = {
     "method": ("method_args.method", "?"),
@@ -29,7 +29,7 @@ NAMES = {
     "partition": ("partition_args.partition_method", "?"),
 }
 """Column to its recipe key and default."""
-FALL = 3.0  # percentage points: the last tests of a falling accuracy are this far below the best
+FALL = 3.0  # percentage points: accuracy falls if the last tests are further below the best
 DIFFERENCE = ["difference", "difference_low", "difference_high", "pairs"]
 # columns for --only, per kind of name
 CHOSEN = (("label", "method", "optimizer"), ("setting", "partition setting", "partition"), ("data",))
@@ -170,7 +170,7 @@ def _add_names(frame: DataFrame) -> None:
     keys = pd.DataFrame(list(frame["keys"]), columns=all_keys(frame)).fillna("null")
 
     def apart(*names: str) -> DataFrame:
-        """Whether rows with equal columns ``names`` differ in a key, by row and key."""
+        """For each row and key: whether rows that agree in the columns ``names`` differ in the key."""
         return keys.groupby(frame.groupby(list(names)).ngroup()).transform("nunique") > 1
 
     in_row, in_setting = apart(*NAMES), apart("data", "partition")
@@ -193,7 +193,7 @@ def _add_names(frame: DataFrame) -> None:
 
 
 def _use_sweep_names(frame: DataFrame) -> None:
-    """Use the sweep's names if all rows have them, and they distinguish the same rows."""
+    """Use the sweep's names if all rows have one, and only rows with the same generated name share one."""
 
     def names_of(kind: str) -> Any:
         names = [{run.names.get(kind) for run in runs} for runs in frame["runs"]]
@@ -284,7 +284,7 @@ def interval(differences: Sequence[float]) -> tuple[float, float]:
 def only(frame: DataFrame, names: Sequence[str]) -> DataFrame:
     """Select rows by names of methods, settings and data, and rank them again.
 
-    If no name is of a kind, such as data, it restricts nothing. Raise LabelSkewError if a name matches nothing.
+    A kind without a name, such as data, is not filtered. Raise LabelSkewError if a name matches nothing.
     """
     selected = frame["whole"] | True
     unmatched = set(names)

@@ -124,10 +124,11 @@ def explained(skew: Skew, situation: Situation | None) -> str:
     clients, missing = int((skew.samples > 0).sum()), 100 * skew.missing_pairs
     here = f"{clients} clients, {missing:.3g} % missing pairs, largest client {skew.size_ratio:.2g} times the smallest"
     if situation is not None:
+        similar = f"{situation.about}, largest client {situation.sizes:.2g} times the smallest"
         return (
-            f"These data ({here}) are similar to {situation.name} ({situation.about}, largest client "
-            f"{situation.sizes:.2g} times the smallest). For {situation.name}, methods were measured on Fashion-MNIST with 10 rounds and "
-            "3 seeds (docs/results.md). Accuracy in %, ranked; other data may give another order."
+            f"These data ({here}) are similar to {situation.name} ({similar}). For {situation.name}, methods were "
+            "measured on Fashion-MNIST with 10 rounds and 3 seeds (docs/results.md). Accuracy in %, ranked; other data may give "
+            "another order."
         )
     reason = "There is hardly any label skew" if skew.beyond_chance <= ALIKE else "No evidence for this situation"
     return f"{reason} ({here}); compare these three:"

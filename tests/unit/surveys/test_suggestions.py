@@ -65,5 +65,7 @@ def test_without_evidence_three_methods_are_compared():
     assert suggestions(evidence(hospitals)) is COMPARED
     assert [one.name for one in COMPARED] == ["fedavg", "fedlc", "fedshift"]
     text = explained(hospitals, None)
-    assert text.startswith("No evidence for this situation (3 clients, 22.2 % missing pairs, largest client 1.3 times the smallest)")
+    assert text.startswith(
+        "No evidence for this situation (3 clients, 22.2 % missing pairs, largest client 1.3 times the smallest)"
+    )
     assert explained(skew(counts(10, 10)), None).startswith("There is hardly any label skew (10 clients, 0 % missing")

@@ -182,7 +182,9 @@ def test_a_server_that_drops_a_silo_after_its_vector_has_come(play):
     """It claims that silo 4 is lost, to get its key, and has its vector. Silo 4's own mask stays secret."""
     play.upto(4)
     play.lost[4] = 4
-    without = "the server reports a sum over silos 1, 2, 3; expected: only silos 1, 2, 3, 4, each at most once, with silo 4"
+    without = (
+        "the server reports a sum over silos 1, 2, 3; expected: only silos 1, 2, 3, 4, each at most once, with silo 4"
+    )
     assert refused(play.silos[4].agree, [1, 2, 3]) == without
     play.server._added.discard(4)
     play.server._total -= play.sent[3, 4]
