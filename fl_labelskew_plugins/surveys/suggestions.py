@@ -127,8 +127,8 @@ def explained(skew: Skew, situation: Situation | None) -> str:
         similar = f"{situation.about}, largest client {situation.sizes:.2g} times the smallest"
         return (
             f"These data ({here}) are similar to {situation.name} ({similar}). For {situation.name}, methods were "
-            "measured on Fashion-MNIST with 10 rounds and 3 seeds (docs/results.md). Accuracy in %, ranked; other data may give "
-            "another order."
+            "measured on Fashion-MNIST with 10 rounds and 3 seeds (docs/results.md). Accuracy in %, ranked; other "
+            "data may give another order."
         )
     reason = "There is hardly any label skew" if skew.beyond_chance <= ALIKE else "No evidence for this situation"
     return f"{reason} ({here}); compare these three:"
