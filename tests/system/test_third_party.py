@@ -36,8 +36,8 @@ def test_the_third_party_method_is_listed(installed):
     assert f" not_true {about} (labelskew-not_true) " in words
     assert " fedmr " in words
     assert "temperature" in venv.run("labelskew", "methods", "not_true").stdout
-    wrong = ("validate", folder / "not_true_digits.yaml", "--set", "method_args.beta=-1")
-    wrong = venv.run("labelskew", *wrong, check=False)
+    words = ("validate", folder / "not_true_digits.yaml", "--set", "method_args.beta=-1")
+    wrong = venv.run("labelskew", *words, check=False)
     assert wrong.returncode == 2
     assert "method_args.beta" in wrong.stderr
     assert "Traceback" not in wrong.stderr

@@ -21,8 +21,6 @@ from fl_labelskew_plugins.data.table import Encoding, Feature, Table
 from fl_labelskew_plugins.machine.text import comma_separated
 from fl_labelskew_plugins.trained import predict
 
-EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n"
-
 
 def write_png(file, width, height):
     Image.new("L", (width, height)).save(file)
@@ -53,7 +51,8 @@ def test_a_picture_that_is_postscript_starts_no_program(tmp_path, monkeypatch):
     (tmp_path / "gs").write_text(f"#!/bin/sh\ntouch {trace}\n")
     (tmp_path / "gs").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    (tmp_path / "a.png").write_bytes(EPS)
+    postscript = "%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n"
+    (tmp_path / "a.png").write_text(postscript)
     line = message(lambda: pictures.decode(tmp_path / "a.png", size=32, channels=3))
     assert "a.png: is not a valid image" in line
     assert not trace.exists()

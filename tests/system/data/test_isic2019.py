@@ -20,9 +20,6 @@ from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.partition.clients import divide
 from fl_labelskew_plugins.partition.natural import Natural
 
-RECIPE = Path(__file__).parents[3] / "recipes" / "fedmr_isic2019.yaml"
-
-
 dataset, load = (functools.partial(read, ISIC2019) for read in (datasets.made, datasets.load))
 
 
@@ -247,7 +244,7 @@ def test_the_check_counts_and_names_what_is_missing(tree, monkeypatch):
 def test_the_recipe_runs_and_measures_every_centre(made, tmp_path):
     few = (f"data_args.data_cache_dir={made / 'prepared'}", "train_args.comm_round=1", "train_args.epochs=1")
     settings = [word for setting in (*few, "data_args.crop=32") for word in ("--set", setting)]
-    result = call("run", RECIPE, "--run-dir", tmp_path / "run", "--host", "none", *settings)
+    result = call("run", "fedmr_isic2019", "--run-dir", tmp_path / "run", "--host", "none", *settings)
     assert result.stderr.count("warning: model") == result.stderr.count("training from scratch") == 1
     assert re.search(r"accuracy, each client's tests +(\w+ \d+\.\d(, )?){6}\n", result.stdout)
     (line,) = read_lines(tmp_path / "run" / "metrics.jsonl")

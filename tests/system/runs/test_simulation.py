@@ -7,7 +7,9 @@ import torch
 from recipe_texts import SKEWED
 from safetensors.torch import load_file
 
+from fl_labelskew_plugins.checked import checked
 from fl_labelskew_plugins.machine.files import read_lines
+from fl_labelskew_plugins.methods.fedproc import FedProc
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.runs import session
 from fl_labelskew_plugins.runs.folder import RunFolder
@@ -40,11 +42,18 @@ def test_a_round_handles_only_its_participants(tmp_path, monkeypatch):
     assert written[0] == written[1]
 
 
+class Centres(FedProc):
+    """A method of another package, which computes features after training."""
+
+    def contribute(self, client):
+        return super().contribute(client)
+
+
 def test_a_round_interrupted_within_a_hook_is_repeated(tmp_path):
-    """FedProc's hook computes features after training."""
+    method = checked(Centres())
 
     def rounds(name, *, pause=None, resume=False):
-        made = session.build(parse.parse(SKEWED, overrides=[*FEDMR, *SHORT, "method_args.method=fedproc"]))
+        made = session.build(parse.parse(SKEWED, overrides=[*FEDMR, *SHORT], objects={"method_args": method}))
         folder = RunFolder(tmp_path / name)
         if not folder.path.exists():
             folder.create()

@@ -8,13 +8,12 @@ import sys
 import pytest
 from commands import call, errors
 
-FILES = {"README.md", "labelskew_my_loss.py", "my_loss_digits.yaml", "pyproject.toml", "test_my_loss.py"}
-
 
 def test_the_method_is_the_example_under_a_new_name(here):
     assert "labelskew-my_loss: README.md" in call("new", "method", "my_loss").output
     folder = here / "labelskew-my_loss"
-    assert {path.name for path in folder.iterdir()} == FILES
+    files = {"README.md", "labelskew_my_loss.py", "my_loss_digits.yaml", "pyproject.toml", "test_my_loss.py"}
+    assert {path.name for path in folder.iterdir()} == files
     text = "".join(path.read_text() for path in folder.iterdir())
     assert not re.search("not_?true", text.lower().replace("not-true", ""))
     assert "../" not in text  # no link to what is not there
