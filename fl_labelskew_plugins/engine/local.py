@@ -220,7 +220,7 @@ def snapshot(model: nn.Module) -> Weights:
 def with_shared(model: nn.Module, method: Method, federation: Federation, purpose: str) -> nn.Module:
     """Add the method's shared modules to the network; ``purpose`` names their random stream."""
     with torch.random.fork_rng([]):
-        torch.manual_seed(seeds.torch_seed(federation.seed, f"{purpose}, shared modules"))
+        torch.default_generator.manual_seed(seeds.torch_seed(federation.seed, f"{purpose}, shared modules"))
         modules = method.shared_modules(federation)
     if modules and hasattr(model, SHARED_MODULES):
         taken = f"has an attribute {SHARED_MODULES}, which is reserved for the method's modules"

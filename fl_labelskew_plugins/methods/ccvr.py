@@ -101,8 +101,8 @@ class CCVR(Method):
             log.warn(f"CCVR: no {missing[0]} in the closing exchange; the classifier stays as it is")
             return shared
         counts = total.tensors[COUNTS]
-        if counts.min() < 0 or (total.samples and counts.sum() > total.samples):
-            problem = "the counts in the closing exchange are negative, or more than the clients' training samples"
+        if counts.min() < 0 or counts.max() <= 0 or (total.samples and counts.sum() > total.samples):
+            problem = "the counts in the closing exchange are negative, all 0, or more than the training samples"
             log.warn(f"CCVR: {problem}; the classifier stays as it is")
             return shared
         return {**shared, **{name: total.tensors[name] for name in (SUMS, SQUARES, COUNTS)}}

@@ -272,7 +272,7 @@ def assemble(
 
     def network(purpose: str) -> torch.nn.Module:
         with torch.random.fork_rng([]):
-            torch.manual_seed(seeds.torch_seed(seed, purpose))
+            torch.default_generator.manual_seed(seeds.torch_seed(seed, purpose))  # needs no GPU, which may have failed
             return checked(recipe.network.build(shape, num_classes), of=recipe.network)
 
     def moved(parts: Mapping[int, NDArray[np.int64]] | Parts) -> Mapping[int, Tensor]:

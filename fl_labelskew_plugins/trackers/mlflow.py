@@ -105,5 +105,6 @@ class MLflow(Tracker):
         from mlflow.entities import Metric
 
         now = int(1000 * time.time())
-        metrics = [Metric(name.replace(".", "/").replace("+", "_"), v, now, step) for name, v in numbers.items()]
+        parts = [(name.split(".", 1), v) for name, v in numbers.items()]  # a silo chooses names of loss terms
+        metrics = [Metric("/".join(re.sub(r"[.+]", "_", part) for part in p), v, now, step) for p, v in parts]
         self._client.log_batch(self._run, metrics=metrics)

@@ -354,7 +354,7 @@ class SiloClient(Manager):
         self._turns = self.host.turns(session.trainer)
 
     def leave_failed_device(self) -> None:
-        """If the device has failed, use the CPU until a restart, but do not train: that would take longer."""
+        """If the device has failed, use the CPU until a restart, without training and tests, which would be slow."""
         if self._device is None and not works(device := self.session.trainer.device):
             self.warn(f"{device} has failed; this silo trains again after a restart")
             self._device = torch.device("cpu")
@@ -382,6 +382,10 @@ class SiloClient(Manager):
         session, round, meta = self.session, message.round, message.meta
         rounds = session.federation.rounds
         facts.number({"round": round}, "round", 0, rounds - 1, "TRAIN")
+        before = facts.number(meta, "state_round", -1, round - 1, "TRAIN")
+        kept = facts.numbers(meta, "kept_rounds", 0, rounds - 1, "TRAIN")
+        times = facts.number(meta, "times_selected", 1, rounds, "TRAIN")
+        personalised = meta["personalised"] is True and self.recipe.validation.personalised
         self.answers.asked(session, message)
         if self.upload is not None and self.upload[0] == round:
             self._send_upload()
@@ -389,10 +393,6 @@ class SiloClient(Manager):
         begun = time.perf_counter()
         if num_bytes(session.start.values()) > self.recipe.comm.upload_memory_mb * 2**20:
             trim()
-        before = facts.number(meta, "state_round", -1, round - 1, "TRAIN")
-        kept = facts.numbers(meta, "kept_rounds", 0, rounds - 1, "TRAIN")
-        times = facts.number(meta, "times_selected", 1, rounds, "TRAIN")
-        personalised = meta["personalised"] is True and self.recipe.validation.personalised
         weights, shared = group(message.tensors, "model"), group(message.tensors, "shared")
         if len(weights) + len(shared) != len(message.tensors):  # the digest of the request would include them
             raise shareable(RunError(f"round {round + 1}: the server sent tensors that training does not use"))
@@ -401,7 +401,7 @@ class SiloClient(Manager):
         request = ""
         if self.guard is not None or self.ledger is not None or self._draws:  # the digest of a large model takes time
             request_meta = {key: value for key, value in meta.items() if key != "kept_rounds"}
-            request_meta["has_state"] = self.states.has(before)
+            request_meta |= {"run": self.run_name, "has_state": self.states.has(before)}
             tensors = {**message.tensors, **self._normalisation}
             state = self.states.get(before) if self.answers.state_in_digest else {}
             request = request_digest(session.federation, round, request_meta, tensors, state)
@@ -492,6 +492,8 @@ class SiloClient(Manager):
         """Test weights on the own test split and record the result; return measures for the server."""
         if not (self.recipe.validation.per_client and len(self.data.data.test.y)):
             return {}
+        if self._device is not None:
+            return {}  # a test on the CPU would take longer
         try:
             return self._measured(session, round, weights)
         except Exception as error:
@@ -514,7 +516,7 @@ class SiloClient(Manager):
         if self.guard is None and self.ledger is None:
             return True
         tensors = {**message.tensors, **self._normalisation}
-        request = request_digest(self.session.federation, round, {}, tensors, {})
+        request = request_digest(self.session.federation, round, {"run": self.run_name}, tensors, {})
         answer = self.answer_digest(f"test {self.data_digest} {request}")
         try:
             if self.guard is not None:

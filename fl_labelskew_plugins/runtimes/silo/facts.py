@@ -7,7 +7,6 @@ import re
 import shlex
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -374,10 +373,16 @@ class Census:
         return stats.pooled(parts) if parts else None
 
     def unusual_moments(self, clients: Collection[int]) -> Iterator[int]:
-        """Silos with a std more than 10 times larger or smaller than the median."""
-        stds = {client: max(stats.pooled([self._sums[client]])[1]) for client in sorted({*clients} & self._sums.keys())}
-        middle = median(stds.values()) if stds else 1.0
-        yield from (client for client, std in stds.items() if not middle / 10 <= std <= middle * 10)
+        """Silos with a std more than 10 times larger or smaller than the median, or a mean 10 median stds away."""
+        known = sorted({*clients} & self._sums.keys())
+        if not known:
+            return
+        means, stds = np.array([stats.pooled([self._sums[client]]) for client in known]).transpose(1, 0, 2)
+        largest, typical = stds.max(axis=1), np.median(stds, axis=0)
+        middle = np.median(largest)
+        far = (np.abs(means - np.median(means, axis=0)) > 10 * typical).any(axis=1)
+        wrong = far | ~((middle / 10 <= largest) & (largest <= middle * 10))
+        yield from (client for client, is_wrong in zip(known, wrong, strict=True) if is_wrong)
 
     @property
     def exact(self) -> bool:

@@ -453,7 +453,7 @@ class SiloServer(Manager):
             values = " and ".join(few([f"{value:.4g}" for value in numbers], 3) for numbers in made)
             self.print_line(f"mean and std of the training samples of {counted(len(silos), 'silo')} together: {values}")
             for client in self.census.unusual_moments(silos):
-                what = "reports a std of its samples that is more than 10 times larger or smaller than the median"
+                what = "reports a mean or std of its samples far from the median of the silos"
                 use = "check its data, or exclude it and begin a new run: mean and std stay the same in this run"
                 self.print_line(f"silo {client + 1} {what}; {use}", level=log.WARNING)
         return made

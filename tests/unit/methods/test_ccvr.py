@@ -79,10 +79,10 @@ def test_sums_of_another_round_or_wrong_sums_change_nothing(world, capsys):
     assert CCVR().combine(Total(sums, 2), kept) == kept
     assert CCVR().combine(Total({"squares": sums["squares"]}, 2, closing=True), kept) == kept
     assert "CCVR: no sums in the closing exchange; the classifier stays as it is" in capsys.readouterr().err
-    for counts in ([5, 5], [10, -1]):
+    for counts in ([5, 5], [10, -1], [0, 0]):
         wrong = {**sums, "counts": torch.tensor(counts)}
         assert CCVR().combine(Total(wrong, 2, closing=True, samples=9), kept) == kept
-        assert "the counts in the closing exchange are negative, or more than the" in capsys.readouterr().err
+        assert "the counts in the closing exchange are negative, all 0, or more than the" in capsys.readouterr().err
     right = {**sums, "counts": torch.tensor([5, 4])}
     assert CCVR().combine(Total(right, 2, closing=True, samples=9), kept).keys() == {*kept, *right}
 

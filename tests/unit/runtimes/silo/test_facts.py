@@ -94,6 +94,9 @@ def test_a_silo_with_an_unusual_std_is_named():
         census._sums[client] = stats.sums(factor * x)
     assert list(census.unusual_moments({0, 1, 2, 3})) == [2]
     assert list(census.unusual_moments({0, 1, 3})) == []
+    census._sums[1] = stats.sums(x + np.array([0, 50]).reshape(2, 1, 1))
+    assert list(census.unusual_moments({0, 1, 3})) == [1]
+    assert list(census.unusual_moments(())) == []
 
 
 def test_only_a_digest_of_class_names_is_sent_and_class_counts_only_for_weighted_rows():
