@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import random
 from typing import TYPE_CHECKING
@@ -77,7 +78,10 @@ def seed_globals(seed: int, purpose: str, round: int, client: int = 0) -> None:
     streams = sequence(seed, purpose, round, client).spawn(3)
     random.seed(int.from_bytes(streams[0].generate_state(8).tobytes(), "little"))
     np.random.seed(streams[1].generate_state(8))
-    torch.manual_seed(torch_seed(seed, purpose, round, client))  # GPUs too
+    own_seed = torch_seed(seed, purpose, round, client)
+    with contextlib.suppress(RuntimeError):  # a GPU has failed
+        torch.cuda.manual_seed_all(own_seed)
+    torch.default_generator.manual_seed(own_seed)
     # replace the Mersenne twister's 624 words of 32 bits, each stored in 64, after 24 bytes of seed and counters
     words, state = streams[2].generate_state(624).astype("<u8"), torch.get_rng_state()
     state[24 : 24 + words.nbytes] = torch.from_numpy(words.view(np.uint8))

@@ -19,6 +19,7 @@ from unittest.mock import patch
 
 import grpc
 import numpy as np
+import torch
 from fl_labelskew_registry import RunError
 
 from fl_labelskew_plugins.cli.main import main
@@ -448,6 +449,14 @@ def loses_its_device():
     counts = LocalTrainer.counts
     LocalTrainer.counts = lambda self, client: (fail_if_lost(self), counts(self, client))[1]
     silo_client.works = lambda device: not lost
+    honest_seed = torch.cuda.manual_seed_all  # torch.manual_seed calls it
+
+    def seed_all(seed):
+        if lost:
+            raise RuntimeError("CUDA error: device-side assert triggered")
+        honest_seed(seed)
+
+    torch.cuda.manual_seed_all = seed_all
 
 
 @cheat
