@@ -86,7 +86,7 @@ def test_unclear_columns_of_a_table_are_asked_for(table, tmp_path):
     assert message(lambda: look(plain, "outcom")).endswith("did you mean outcome?")
     plain.write_text(text.replace("hospital", "class"))
     line = message(lambda: look(plain))
-    assert line.endswith("has columns class, diagnosis; use --label with one of class, diagnosis")
+    assert line.endswith("the columns class, diagnosis all fit; use --label with one of them")
 
 
 @pytest.mark.parametrize(
