@@ -284,7 +284,10 @@ def test_made_up_data_get_no_verdict(tmp_path):
         (["quickstart", "--budget", "soon"], "--budget soon: invalid duration; use a number with its unit, such as"),
         (["quickstart", "--budget", "1m", "--jobs", "2"], "--budget runs one recipe after the other; use it without"),
         (["quickstart", "--set", "method_args.alhpa=1"], "--set method_args.alhpa: unknown key; allowed: method, al"),
-        (["fedmr/isic2019"], "fedmr/isic2019: data set isic2019: data_args.data_cache_dir is not set; get the data set from"),
+        (
+            ["fedmr/isic2019"],
+            "fedmr/isic2019: data set isic2019: data_args.data_cache_dir is not set; get the data set",
+        ),
     ],
 )
 def test_mistakes_are_one_line_before_anything_runs(here, words, line):
