@@ -323,9 +323,8 @@ class SiloClient(Manager):
             indices = data.indices(self.client)
             self._assemble = partial(assemble, self.recipe, normal, *indices, [], secret=self.seed())
             session = self._assemble(federation=federation, device=self._device)
-            self.use(
-                replace(session, start=meta_tensors(session.start))
-            )  # every round starts from the server's weights
+            # every round starts from the server's weights
+            self.use(replace(session, start=meta_tensors(session.start)))
             self.run_name, self._round, self.upload = str(meta["run"]), -1, None
             self.transport.audit.note("run", run=self.run_name)
             model = num_bytes(session.start.values())  # shared tensors may have three times its size
@@ -358,8 +357,11 @@ class SiloClient(Manager):
         if self._device is None and not works(device := self.session.trainer.device):
             self.warn(f"{device} has failed; this silo trains again after a restart")
             self._device = torch.device("cpu")
-            session = self._assemble(federation=self.session.federation, device=self._device)
-            self.use(replace(session, start=meta_tensors(session.start)))
+            try:
+                session = self._assemble(federation=self.session.federation, device=self._device)
+                self.use(replace(session, start=meta_tensors(session.start)))
+            except Exception as error:  # with noise in sums, a vector of noise needs no session
+                self.warn(described(error))
 
     def _take(
         self, client: int, round: int, start: Weights, *, shared: Weights, trains: bool = True, **turn: Any
