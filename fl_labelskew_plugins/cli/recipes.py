@@ -86,7 +86,10 @@ def show(name: str) -> None:
 @click.argument("name", shell_complete=completion.shipped_names)
 @DEST
 def cp(name: str, dest: Path) -> None:
-    """Copy the recipe NAME, and a schema for editors, to DEST, a file or a folder; existing files are kept."""
+    """Copy the recipe NAME to DEST, a file or a folder.
+
+    A schema for editors is written next to it. Existing files are kept.
+    """
     text = _text(name)
     with fresh(dest, f"{name.rpartition('/')[2].removesuffix('.yaml')}.yaml") as target:
         if text.startswith(shipped.MODELINE):

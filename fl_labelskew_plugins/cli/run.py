@@ -25,7 +25,9 @@ EPILOG = (
     metavar="RUN_DIR",
     help="Resume a run from its last checkpoint; with --set train_args.comm_round=N, until round N.",
 )
-@click.option("--from-round", type=click.IntRange(min=1), metavar="N", help="With --resume: from the end of round N.")
+@click.option(
+    "--from-round", type=click.IntRange(min=1), metavar="N", help="With --resume: go back to the end of round N."
+)
 @click.option("--dry-run", is_flag=True, help="Do everything except training.")
 @click.option("--survey", is_flag=True, help="Cross-silo: only ask the silos for their class counts, without training.")
 @click.option("--quiet", is_flag=True, help="Print only errors and warnings.")

@@ -252,8 +252,8 @@ def verify(folder: Path, last: str = "") -> Verified:
         if count == 0 and (content.get("event") != "began" or content["before"] != ""):
             raise RunError(f"{where}: is not the start of a log; earlier lines are missing")
         if content["before"] != before:
-            problem = f"this line does not follow {previous}"
-            raise RunError(f"{where}: {problem}; one of them was changed, or lines were removed or moved")
+            what = "one of them was changed, or lines were removed or moved"
+            raise RunError(f"{where}: this line does not follow {previous}; {what}")
         before, previous, count = hashlib.sha256(line[:-1]).hexdigest(), where, count + 1
         complete = complete or before == last
         missing += content["times"] if content.get("event") == "gap" and type(content.get("times")) is int else 0

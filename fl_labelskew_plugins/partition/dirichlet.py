@@ -24,7 +24,10 @@ def plain_counts(sizes: Indices, clients: int, beta: float, rng: np.random.Gener
 def capped_pieces(
     members: list[Indices], clients: int, beta: float, rng: np.random.Generator
 ) -> tuple[Indices, list[list[Indices]]]:
-    """Numbers of samples ``(K,)``, and indices per class and client; ``N / K`` samples: no further classes."""
+    """Numbers of samples ``(K,)``, and indices by class and client.
+
+    A client that has ``N / K`` samples gets none of further classes.
+    """
     cap = sum(len(samples) for samples in members) / clients
     totals = np.zeros(clients, np.int64)
     pieces: list[list[Indices]] = []

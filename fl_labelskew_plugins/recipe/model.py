@@ -55,9 +55,8 @@ SILO: dict[str, tuple[str, ...]] = {
     "validation_args": (),
     "device_args": (),
     "comm_args": ("certs", "send_measures", "send_contributions", "audit_digests"),
-    "tracking_args": tuple(
-        key for key in sections.TrackingArgs.model_fields if key != "trackers"
-    ),  # only the server has trackers
+    # only the server has trackers
+    "tracking_args": tuple(key for key in sections.TrackingArgs.model_fields if key != "trackers"),
     "privacy_args": (),
     POLICY: (),
 }

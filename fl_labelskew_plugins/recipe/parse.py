@@ -19,7 +19,9 @@ from fl_labelskew_plugins.recipe.sections import names as split
 
 Objects = Mapping[str, Any]
 NOTHING: Objects = MappingProxyType({})
-OF_REFERENCE = [f"{name}_args" for name in ("common", "data", "partition", "model", "validation", "device", "tracking")]
+OF_REFERENCE = (
+    *("common_args", "data_args", "partition_args", "model_args", "validation_args", "device_args", "tracking_args"),
+)
 """Sections that apply to a reference run."""
 OF_SERVER = ("federated_optimizer", "proxy_aggregation", "proxy_smoothing")
 

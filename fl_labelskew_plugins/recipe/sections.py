@@ -312,7 +312,7 @@ class CommArgs(Params):
         description="cross_silo: refuse an upload if its norm exceeds this many times the median of the other uploads,"
         " and of the silo's earlier ones; null: never",
     )
-    max_samples: int = Field(10**9, ge=1, le=10**12, description="cross_silo: maximum of training samples per silo")
+    max_samples: int = Field(10**9, ge=1, le=10**12, description="cross_silo: largest number of samples per silo")
 
     secure_aggregation: bool = Field(False, description="the server sees only sums of clients' integer-coded updates")
     secure_bits: int = Field(32, ge=16, le=32, description="secure_aggregation: bits per integer; 16 halve the bytes")

@@ -231,7 +231,10 @@ class RunFolder(RunReader):
         return [checkpoint.read(file, tensors=False).states for file in files]
 
     def go_back(self, round: int) -> str:
-        """Go back to the end of ``round``, from 1; return a message; raises LabelSkewError without its checkpoint."""
+        """Go back to the end of ``round``, from 1, and move data of later rounds aside; return a message about it.
+
+        Raises LabelSkewError if the checkpoint does not exist.
+        """
         last, files = checkpoint.round_of(self.checkpoint), self.earlier()
         rounds = [
             at for at, file in files.items() if (last is None or at < last) and checkpoint.round_of(file) is not None

@@ -133,13 +133,13 @@ def test_a_run_without_the_host_has_identical_bytes(venv, tmp_path):
     few = "train_args.comm_round=2"
     script = f"""{ALLOW}allow("fl-labelskew-plugins", without="fedml")
 from fl_labelskew_plugins.cli.main import main
-main(["run", "quickstart", "--set", {few!r}, "--run-dir", "alone"])
+main(["run", "quickstart", "--set", {few!r}, "--run-dir", "wheels"])
 """
     venv.run("python", "-c", script, cwd=tmp_path)
-    assert json.loads((tmp_path / "alone" / "environment.json").read_text())["host"] == "none"
+    assert json.loads((tmp_path / "wheels" / "environment.json").read_text())["host"] == "none"
     start(RunOptions("quickstart", [few], run_dir=tmp_path / "here", quiet=True))
     for name in ("metrics.jsonl", "model.safetensors", "partition.json"):
-        assert (tmp_path / "alone" / name).read_bytes() == (tmp_path / "here" / name).read_bytes(), name
+        assert (tmp_path / "wheels" / name).read_bytes() == (tmp_path / "here" / name).read_bytes(), name
 
 
 def test_the_packages_of_carry_suffice_for_a_run(fashion_mnist, tmp_path):

@@ -56,7 +56,11 @@ def simulation(data: OwnData, out: Path) -> list[str]:
 
 
 def federation(data: OwnData, out: Path, silos: int | None, *, secure: bool = False) -> list[str]:
-    """Write a federation's recipe and silos' files; return next commands; raise LabelSkewError for unsuitable data."""
+    """Write a federation's recipe, and a file for each silo; return the next commands.
+
+    Each group is a silo; without groups, each silo has all of the data. Raise LabelSkewError for an unsuitable folder,
+    or data that do not fit ``silos`` or ``secure``.
+    """
     names, where = data.groups if len(data.groups) > 1 else [], clean(data.path)
     if names and silos not in (None, len(names)):
         raise mistake(f"--silos {silos}", f"{where} has {len(names)} groups, one per silo", "no --silos")

@@ -60,7 +60,7 @@ class Answers:
     """If False, tests run later, so that the server cannot see their duration."""
 
     state_in_digest = True
-    """Whether another private state makes another request: False if noise differs in all answers anyway."""
+    """Whether a request's digest contains the private state. False if each masked vector has new noise."""
 
     def __init__(self, silo: SiloClient) -> None:
         self.silo = silo

@@ -202,6 +202,7 @@ class SiloTransport(Transport):
         except Exception as error:  # raised again in the thread that receives
             self.arrived.put(Message(Kind.LEFT, 0, self.rank, failure=error))
         finally:
+            self._flood.close()
             self._ended.set()
 
     def _connect(self) -> tuple[bool, bool, str]:

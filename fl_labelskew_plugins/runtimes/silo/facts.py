@@ -382,7 +382,7 @@ class Census:
         middle = np.median(largest)
         far = (np.abs(means - np.median(means, axis=0)) > 10 * typical).any(axis=1)
         wrong = far | ~((middle / 10 <= largest) & (largest <= middle * 10))
-        yield from (client for client, is_wrong in zip(known, wrong, strict=True) if is_wrong)
+        yield from np.array(known)[wrong].tolist()
 
     @property
     def exact(self) -> bool:

@@ -55,7 +55,7 @@ class Guard:
     def count_answer(self, run: str, round: int, question: str, *, kind: str = "") -> None:
         """Count an answer before it is computed, unless the same request was answered before.
 
-        ``kind``: not training; counted separately. Raises PolicyError if the policy allows no more
+        ``kind``: of an answer other than training, with its own count. Raises PolicyError if the policy allows no more
         answers, and RunError if the account cannot be written.
         """
         self._count(run, str(round), question, f"round {round + 1} of run {run}", kind)

@@ -28,10 +28,10 @@ def test_runs_have_the_same_numbers_without_the_host(method, optimizer, tmp_path
     """FedML takes each turn: with clients' states, tensors of methods and optimisers, and a closing round."""
     train = DIGITS["train_args"] | {"federated_optimizer": optimizer}
     recipe = DIGITS | {"train_args": train, "method_args": {"method": method}}
-    hosted, alone = (fl.run(recipe, tmp_path / host, host=host, quiet=True).folder for host in ("fedml", "none"))
+    hosted, unhosted = (fl.run(recipe, tmp_path / host, host=host, quiet=True).folder for host in ("fedml", "none"))
     assert (hosted / "fedml.yaml").exists()
-    assert not (alone / "fedml.yaml").exists()
-    assert content(hosted) == content(alone)
+    assert not (unhosted / "fedml.yaml").exists()
+    assert content(hosted) == content(unhosted)
 
 
 @pytest.mark.parametrize(("first", "then"), [("fedml", "none"), ("none", "fedml"), ("none", None)])

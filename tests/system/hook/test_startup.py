@@ -1,4 +1,4 @@
-"""The hook in real interpreters: installed, switched off, broken. The host's module is its own file."""
+"""The hook in real interpreters: installed, switched off, broken, left behind. The host's module is its own file."""
 
 import shutil
 from importlib.metadata import distribution
@@ -95,9 +95,15 @@ def test_the_start_of_python_reads_only_two_small_modules(venv):
     assert with_hook - without - {"__future__"} == {"fl_labelskew_plugins", "fl_labelskew_plugins.hook"}
 
 
+def test_the_hook_after_an_uninstall(venv):
+    shutil.rmtree(venv.site / "fl_labelskew_plugins")
+    untouched(venv)
+
+
 @pytest.mark.parametrize(
     ("file", "source"),
     [
+        ("__init__.py", "raise RuntimeError"),
         ("hook/__init__.py", "def broken(:"),
         ("hook/__init__.py", "def install():\n    1 / 0\n"),
     ],

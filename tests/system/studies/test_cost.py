@@ -136,10 +136,10 @@ def test_probed_runs_are_resumed_with_identical_results(write, tmp_path):
 
     call(*command)
     for run in (planned[0], planned[2]):
-        alone = RunFolder(tmp_path / "alone" / run.name)
-        reproduce.complete(run.base, run.settings, alone, RunOptions(quiet=True))
+        single = RunFolder(tmp_path / "single" / run.name)
+        reproduce.complete(run.base, run.settings, single, RunOptions(quiet=True))
         for name in ("metrics.jsonl", "model.safetensors"):
-            assert (run.folder.path / name).read_bytes() == (alone.path / name).read_bytes()
+            assert (run.folder.path / name).read_bytes() == (single.path / name).read_bytes()
     done = call(*command, "--dry-run")
     assert done.stdout.endswith("nothing is left to run\n")
     assert rows(done.stdout)["fedavg-seed0"]["known from"] == "8 rounds"
