@@ -163,7 +163,7 @@ class Answers:
         return silo.seed(again)
 
     def log_hidden_failure(self, error: Exception, answer: str) -> None:
-        """Log a failure that the server must not see, and leave a device that no longer works."""
+        """Log a failure that the server must not see, and leave a device that has failed."""
         self.silo.warn(f"{described(error)}; this silo {answer}")
         self.silo.leave_failed_device()
 
