@@ -104,7 +104,7 @@ class FedDisco(Method):
             total, samples = client.shared[SUM].cpu(), max(int(client.shared[SAMPLES]), 1)
             far = far * rounds_part / total if total > 0 else torch.zeros_like(far)
         weight = rounds_part * client.num_samples / samples - self.params.a * far + self.params.b
-        return {WEIGHT: weight.clamp(min=0) / (rounds_part + self.params.b)}
+        return {WEIGHT: (weight / (rounds_part + self.params.b)).clamp(0, 1)}  # above 1: not yet part of the total
 
     def deviations(self) -> list[str]:
         return [

@@ -387,7 +387,12 @@ class Census:
     @property
     def exact(self) -> bool:
         """Whether the silos have sums of uint8 samples."""
-        return bool(self._sums) and all(sums.exact for sums in self._sums.values())
+        return bool(self._sums) and not self.inexact
+
+    @property
+    def inexact(self) -> list[int]:
+        """Silos with sums of floats."""
+        return sorted(client for client, sums in self._sums.items() if not sums.exact)
 
     def class_counts(self, session: Session) -> torch.Tensor | None:
         """Class counts ``(K, C)``, if sent."""

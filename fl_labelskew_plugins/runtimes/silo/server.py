@@ -88,19 +88,23 @@ class Opening(SiloExchange):
         A resumed run repeats this if a contributor to its earlier result is excluded, and all others are connected.
         """
         members, opened = self.server.members, set(self.rounds.server.opened)
-        excluded, present = members.excluded_clients, members.present
-        again = opened - excluded < opened and opened - excluded <= present
+        uncounted, present = members.uncounted, members.present
+        again = opened - uncounted < opened and opened - uncounted <= present
         if self.wanted and (again or not resumed):
             members.begin(-1)
-            self._poll = Poll(members, sorted(present - excluded), "openings", self._sent)
+            self._poll = Poll(members, sorted(present - uncounted), "openings", self._sent)
             list(self._poll.take())
             self._share()
 
     def catch_up(self) -> None:
-        """Share the result again after more openings; in a resumed run, once all old contributors are connected."""
-        opened, excluded = set(self.rounds.server.opened), self.server.members.excluded_clients
-        sent = self._sent.keys() - excluded
-        if sent != opened and sent >= opened - excluded:
+        """Share the result again after more openings; in a resumed run, once all old contributors have sent theirs."""
+        opened, uncounted = set(self.rounds.server.opened), self.server.members.uncounted
+        sent = self._sent.keys() - uncounted
+        if missing := sorted(opened - uncounted - sent):
+            for client in sent - opened:
+                what = f"silo {missing[0] + 1} has connected again or is excluded"
+                self.server.print_event(client, f"has sent its opening, which counts once {what}", self.server.warn)
+        elif sent != opened:
             self._share()
 
     def missed(self, client: int) -> str:
@@ -126,9 +130,14 @@ class Opening(SiloExchange):
         self._sent[client] = Contribution(client, message.tensors)
 
     def _share(self) -> None:
-        server, excluded = self.rounds.server, self.server.members.excluded_clients
-        server.federation = self.server.census.federation(self.rounds.session.federation, self.server.members.uncounted)
-        server.open([self._sent[client] for client in sorted(self._sent.keys() - excluded)])
+        server, uncounted = self.rounds.server, self.server.members.uncounted
+        server.federation = self.server.census.federation(self.rounds.session.federation, uncounted)
+        clients, total = sorted(self._sent.keys() - uncounted), server.federation.num_samples
+        for client in clients:
+            if server.declared and len(clients) > 1 and (size := self.server.sizes[client]) > HEAVY * total:
+                what = f"reports {size} of all {total} training samples, and silos compute their weights from these"
+                self.server.print_event(client, what, self.server.warn)
+        server.open([self._sent[client] for client in clients])
 
 
 class Uploads(SiloExchange):
@@ -456,6 +465,10 @@ class SiloServer(Manager):
                 what = "reports a mean or std of its samples far from the median of the silos"
                 use = "check its data, or exclude it and begin a new run: mean and std stay the same in this run"
                 self.print_line(f"silo {client + 1} {what}; {use}", level=log.WARNING)
+            if 0 < len(floats := self.census.inexact) < len(silos):
+                who = few([str(client + 1) for client in floats], 5)
+                what = f"float samples at silo {who}, uint8 samples at all others"
+                self.print_line(f"{what}: the published model will expect floats", level=log.WARNING)
         return made
 
     def train(self, record: Record) -> None:

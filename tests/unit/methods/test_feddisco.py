@@ -84,6 +84,9 @@ def test_equal_distributions_have_no_discrepancy(world):
     before = dataclasses.replace(world.federation, num_samples=10**9)
     later = dataclasses.replace(view, federation=before)
     assert torch.equal(method.contribute(later)["weight"], method.contribute(view)["weight"])
+    # a client that joined after the opening: the server would refuse a weight above 1
+    large = dataclasses.replace(view, counts=view.counts * 1000)
+    assert method.contribute(large)["weight"] == 1
 
 
 @pytest.mark.parametrize(("value", "counted"), [(-1.8 + 1e-6, 0.0), (-1e308, 0.0), (1.7e308, math.log(5))])

@@ -302,6 +302,27 @@ class LeavesBeforeTraining(FakeSilo):
             super().receive_message(kind, arrived)
 
 
+def test_a_silo_that_is_turned_away_after_its_opening_no_longer_counts(federation):
+    federation.overrides = [
+        "method_args.method=fedshift",
+        "train_args.comm_round=9",
+        SLOW,
+        "comm_args.quorum_timeout_s=5",
+    ]
+    server = federation.server()
+    server.says("listening on")
+    smoothed = torch.tensor([1e3, *[0.0] * 9], dtype=torch.float64)
+    LeavesBeforeTraining(federation.address, [], opening={"smoothed": smoothed})
+    server.says("silo 3 has connected")
+    silos = federation.silos(1, 2)
+    server.says("silo 3 has disconnected")
+    fake = FakeSilo(federation.address, [], facts={})
+    finished(server, *silos)
+    assert fake.finish["reason"] == "its number of samples is not a whole number above 0"
+    left = [line.get("opening_left_out") for line in federation.lines()]
+    assert (left[0], left[-1]) == (None, [2])
+
+
 def test_the_samples_of_an_excluded_silo_do_not_count_in_declared_weights(federation):
     rounds = "train_args.comm_round=40"
     federation.overrides = ["method_args.method=feddisco", rounds, "comm_args.reconnect_s=1", "comm_args.min_clients=2"]
@@ -311,6 +332,8 @@ def test_the_samples_of_an_excluded_silo_do_not_count_in_declared_weights(federa
     LeavesBeforeTraining(federation.address, [], facts=FACTS | {"samples": 10**9}, opening=opening)
     server.says("silo 3 has connected")
     silos = federation.silos(1, 2)
+    many = "reports 1000000000 of all 1000001011 training samples, and silos compute their weights from these"
+    server.says(f"silo 3 {many}")
     server.says("warning: round 2: all clients declare the weight 0")
     members.exclude(federation.run_dir, 3)
     finished(server, *silos)

@@ -88,6 +88,19 @@ def test_results_written_again_have_the_numbers_of_the_run(holds_a_test_part, ap
     assert model_file.read_metadata(file) == said
 
 
+def test_a_silo_with_float_samples_among_silos_with_uint8_is_reported(apart, hospitals, tmp_path):
+    arrays = dict(np.load(hospitals / "silo3.npz"))
+    np.savez(tmp_path / "floats.npz", **{k: np.float32(v) / 255 if k.startswith("x") else v for k, v in arrays.items()})
+    own = apart.folder / "silo3.yaml"
+    own.write_text(own.read_text().replace(str(hospitals / "silo3.npz"), str(tmp_path / "floats.npz")))
+    apart.overrides = ["train_args.comm_round=1", "validation_args.server_test_data=false"]
+    apart.overrides += ["data_args.input_shape=[3,2,2]"]
+    finished(server := apart.server(), *apart.silos())
+    warning = "float samples at silo 3, uint8 samples at all others: the published model will expect floats"
+    assert server.text.count(warning) == 1
+    assert model_file.read_metadata(apart.run_dir / "model.safetensors").dtype == "float32"
+
+
 def test_late_silos_get_the_normalisation_of_the_run(apart, hospitals):
     apart.overrides = ["comm_args.quorum_timeout_s=3", "comm_args.min_clients=2", "train_args.comm_round=30"]
     apart.overrides += ["train_args.epochs=20", "tracking_args.checkpoint_every=1"]

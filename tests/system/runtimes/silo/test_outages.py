@@ -9,6 +9,7 @@ import time
 from federations import Echo, finished, left_out, same, wait_until
 from wiretap import watched
 
+from fl_labelskew_plugins.runtimes.silo import members
 from fl_labelskew_plugins.runtimes.transport import Kind
 
 SLOW = "train_args.epochs=20"
@@ -97,6 +98,30 @@ def test_missing_silos_of_the_opening_exchange_are_reported(federation):
     assert "1 missing in the opening" in server.text
     assert re.search(r"missing in the opening +silo 3\n", again.text)
     assert json.loads((federation.run_dir / "summary.json").read_text())["opening_left_out"] == [2]
+
+
+def test_a_late_opening_counts_once_the_earlier_ones_are_there_again(federation):
+    federation.overrides = [
+        SLOW,
+        "method_args.method=feddisco",
+        "train_args.comm_round=30",
+        "tracking_args.checkpoint_every=1",
+    ]
+    federation.overrides += ["comm_args.reconnect_s=1", "comm_args.quorum_timeout_s=4", "comm_args.min_clients=1"]
+    server, silos = federation.server(), federation.silos(1, 2)
+    server.says("round  2/30")
+    for process in (server, silos[1]):
+        process.kill().wait()
+    again = federation.server(resume=True)
+    again.says("silo 2 has not connected; continuing without it")
+    late = federation.silo(3)
+    again.says("silo 3 has sent its opening, which counts once silo 2 has connected again or is excluded")
+    late.says("trained in")
+    members.exclude(federation.run_dir, 2)
+    finished(again, silos[0], late)
+    assert "refused" not in again.text
+    left = left_out(federation, "opening_left_out")
+    assert (left[1], left[-1]) == ([2], [1])
 
 
 def test_an_outage_within_a_round_is_waited_out(federation, sp_weights):
