@@ -102,8 +102,8 @@ class Opening(SiloExchange):
         sent = self._sent.keys() - uncounted
         if missing := sorted(opened - uncounted - sent):
             for client in sent - opened:
-                what = f"silo {missing[0] + 1} has connected again or is excluded"
-                self.server.print_event(client, f"has sent its opening, which counts once {what}", self.server.warn)
+                what = f"has sent its opening, which counts once silo {missing[0] + 1} has sent its own again"
+                self.server.print_event(client, f"{what} or is excluded", self.server.warn)
         elif sent != opened:
             self._share()
 
