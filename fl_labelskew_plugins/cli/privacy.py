@@ -103,7 +103,7 @@ def _revealed(noises: list[Noise]) -> str:
 def _forecast(path: Path, overrides: tuple[str, ...], samples: int | None) -> Iterator[str]:
     from fl_labelskew_plugins.ledgers import privacy
     from fl_labelskew_plugins.recipe.parse import load
-    from fl_labelskew_plugins.recipe.privacy import leaving
+    from fl_labelskew_plugins.recipe.privacy import sent_noise
 
     privacy.require("labelskew privacy")
     recipe = load(path, overrides)
@@ -120,7 +120,7 @@ def _forecast(path: Path, overrides: tuple[str, ...], samples: int | None) -> It
     joining = f"{train.clients_per_round} of {counted(train.client_num_in_total, 'client')}"
     title = f"{clean(recipe.name)}: {recipe.method_name}, {counted(train.comm_round, 'round')} of {joining}"
     yield wrapped(f"{title}, of {ranged(sizes, 'training sample')}")
-    parts = leaving(recipe, max(sizes), min(sizes))
+    parts = sent_noise(recipe, max(sizes), min(sizes))
     rows = [
         [when, *(f"{value:.3g}" if value else "-" for value in (noise.silo, noise.claim)), _revealed([noise])]
         for when, noises in (("once", parts.once), ("each round", parts.upload))
@@ -143,7 +143,7 @@ def _forecast(path: Path, overrides: tuple[str, ...], samples: int | None) -> It
 def _allowed(recipe: Recipe, sizes: list[int], budget: PrivacyBudget) -> str:
     from fl_labelskew_plugins.ledgers import privacy
 
-    train, most = recipe.train, privacy.carried(recipe, sizes, budget)
+    train, most = recipe.train, privacy.affordable_uploads(recipe, sizes, budget)
     spent = f"budget of epsilon {budget.epsilon:g} at delta {budget.delta:g}, level {recipe.privacy.level}"
     if most < 1:
         refused = "the opening exchange" if most < 0 else "one answer of a client"

@@ -52,7 +52,7 @@ class SumNoise:
         if self.deviation < LEAST:
             least = f"{self.deviation:.2g} steps of the sum's integers, expected at least {LEAST:g}"
             use = "a larger value, a larger comm_args.secure_bits or a smaller comm_args.secure_clip"
-            raise mistake(MULTIPLIER, f"with {self.multiplier:g}, the noise of one client is {least}", use)
+            raise mistake(MULTIPLIER, f"with {self.multiplier:g}, the noise of one client has a std of {least}", use)
 
     @property
     def step(self) -> float:

@@ -33,7 +33,7 @@ from fl_labelskew_plugins.ops import added
 from fl_labelskew_plugins.optimizers.fedavg import FedAvgOptimizer
 from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, group, joined, rest
 
-LEAST_WEIGHT = 1e-6  # smaller weights that clients declare count as 0, because their inverse could be infinite
+LEAST_WEIGHT = 1e-6  # declared weights below this are treated as 0, because their inverse could be infinite
 Hooks = Callable[["Server", int, list[tuple[int, Weights]]], Weights]
 """Replacement for the mean: from the server, the round, and each client's number of samples and upload."""
 
@@ -105,7 +105,7 @@ class Server:
 
     @property
     def aggregation(self) -> Aggregation:
-        """Kind of the uploads' weights."""
+        """How the mean weights the uploads."""
         return self.optimizer.aggregation or self.method.aggregation
 
     @property
@@ -163,7 +163,7 @@ class Server:
         mean, raw, present = WeightedMean(old), [], []
         addition = Addition(individual=self.method.individual)
         classifier = {key: old[key] for key in PROXIES if key in old and proxies is not None}
-        whole = WeightedMean(classifier)
+        alike = WeightedMean(classifier)
         corrections = WeightedMean({})
         for client, result in uploads:
             i = position[client]
@@ -178,7 +178,7 @@ class Server:
                 raw.append((number, result.upload))
             else:
                 mean.add(result.upload, shares[i], None if proxies is None else proxies[i])
-                whole.add({key: result.upload[key] for key in classifier}, shares[i])
+                alike.add({key: result.upload[key] for key in classifier}, shares[i])
             del result  # before the next one arrives
         if not present:
             return []
@@ -190,9 +190,9 @@ class Server:
         else:
             weights = self._mean_of_present(mean, present, sizes, counts, shares, proxies)
         corrections.scale(1 / added(shares[i] for i in present))
-        rows_alike = self._mean_of_present(whole, present, sizes, None, shares, None)
+        whole = self._mean_of_present(alike, present, sizes, None, shares, None)
         total = replace(addition.total(len(present), round), samples=sum(sizes[i] for i in present))
-        self.advance(weights, rows_alike, corrections.sums, total)
+        self.advance(weights, whole, corrections.sums, total)
         return [clients[i] for i in present]
 
     def run_sum(self, participants: list[int], vector: Vector, *, round: int = 0) -> list[int]:
@@ -205,21 +205,21 @@ class Server:
 
     def advance(self, mean: Weights, whole: Weights, contributions: Weights, total: Total) -> None:
         """Apply the steps of the method and the optimiser."""
-        of_method, of_optimizer = self._unchanged
+        method_hooks, optimizer_hooks = self._unchanged
         closing = closes(self.method, self.federation, total.round)
         total = replace(total, closing=closing, federation=self.federation)
         shared = self.method.combine(total, rest(self.shared, OPTIMIZER))
-        of_method.check("combine")
+        method_hooks.check("combine")
         if total.closing:
             weights, sent = dict(self.weights), group(self.shared, OPTIMIZER)
         else:
             weights, sent = self._step(mean, whole, contributions, total.clients)
-        of_optimizer.check("step")
+        optimizer_hooks.check("step")
         if self.method.uses("after_aggregation"):
             draws = seeds.torch_generator(self.federation.seed, "server", total.round)
             view = ServerView(total.round, shared, self.federation, draws, self._frozen, total.closing)
             weights = self.method.after_aggregation(weights, view)
-        of_method.check("after_aggregation")
+        method_hooks.check("after_aggregation")
         check_form(weights, self.weights, f"{hook_name(self.method, 'after_aggregation')} returned a state dict")
         check_made(weights, self.method)
         self.weights = weights
@@ -277,5 +277,5 @@ class Server:
             factor = proxies.sum(0) / old_proxies[list(present)].sum(0).clamp_min(torch.finfo(torch.float64).tiny)
         if ratio != 1 or factor is not None:
             mean.scale(ratio, factor)
-        # a column of per-class weights sums to 1, or to 0 for a class without samples, whose row keeps its old value
+        # the clients' weights for a class sum to 1, or to 0 for a class without samples: its row keeps the old value
         return mean.result(share_of_old(shares), None if proxies is None else (1 - proxies.sum(0)).round())

@@ -89,28 +89,28 @@ class Turn:
         Raise RunError if memory is exhausted, or only a loss term is not finite.
         """
         trainer, method, view = self.trainer, self.method, self.view
-        of_method, of_optimizer = trainer.unchanged
+        method_hooks, optimizer_hooks = trainer.unchanged
         with self.isolated():
             with self.seeded(), self.explained_memory_errors():
                 view.stage = method.stages(trainer.settings.epochs)[0].name  # for optimisers that ask for the gradient
-                of_method.check(*WITHOUT_CLIENT)
-                of_optimizer.check(*WITHOUT_CLIENT)
+                method_hooks.check(*WITHOUT_CLIENT)
+                optimizer_hooks.check(*WITHOUT_CLIENT)
                 work = self.work(weights)
                 load(self.model, weights)
                 method.before_round(view)
-                of_method.check("before_round")
+                method_hooks.check("before_round")
                 self._check_network(self.model.state_dict(), weights, "before_round")
                 trainer.optimizer.before_round(work)  # may request the method's gradient, so the method comes first
-                of_optimizer.check("before_round")
+                optimizer_hooks.check("before_round")
                 if observer is not None:
                     observer.before(view)
                 upload, sent, terms = self._train(work, weights, observer)
                 check_terms(terms, upload, method, where=f"round {view.round + 1}: {trainer.name(view.id)}")
                 added = method.contribute(view) if view.sends else {}
-                of_method.check("contribute")
+                method_hooks.check("contribute")
                 contributions = {k: v.detach() for k, v in {**added, **sent}.items()}
                 method.after_round(view)
-                of_method.check("after_round")
+                method_hooks.check("after_round")
             if view.times_selected == 1 and (model := method.personalised(view.state)) is not None:
                 what = f"{hook_name(method, 'personalised')} returned a state dict"
                 use = "return all tensors of client.model.state_dict(), or None for no model"
@@ -121,7 +121,7 @@ class Turn:
             test = trainer.test_indices[view.id]
             if personalised and len(test):
                 logits, labels = trainer.predict(test, view=view)
-                of_method.check("private_logits")
+                method_hooks.check("private_logits")
                 result.personalised = (int((logits.argmax(1) == labels).sum()), len(labels))
             return result
 
@@ -237,8 +237,8 @@ class Turn:
         trainer, model, method, view = self.trainer, self.model, self.method, self.view
         settings = trainer.settings
         private = list(method.private_parameters(view))
-        of_method, of_optimizer = trainer.unchanged
-        of_method.check("private_parameters")
+        method_hooks, optimizer_hooks = trainer.unchanged
+        method_hooks.check("private_parameters")
         optimizer = _optimizer(trainer, work.learning_rate, private)
         stream, total = self.batches()
         sums: dict[str, Tensor] = {}
@@ -283,8 +283,8 @@ class Turn:
                 self._check_network(upload, weights, "private_parameters", "calibrate", "terms", "loss")
                 sent = joined(**{OPTIMIZER: trainer.optimizer.finish(work, upload)})
         assert upload is not None  # the recipe's checks guarantee a stage that uploads
-        of_method.check("calibrate", "terms", "loss")
-        of_optimizer.check("correct", "finish")
+        method_hooks.check("calibrate", "terms", "loss")
+        optimizer_hooks.check("correct", "finish")
         model.eval()
         return upload, sent, {name: float(value) / total for name, value in sums.items()}
 

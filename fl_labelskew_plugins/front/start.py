@@ -49,7 +49,7 @@ def start(options: RunOptions, *, held: RunFolder | None = None) -> Survey | Non
     if resume is not None and not (worker and path is not None):
         recipe, folder = resumed(path, overrides, resume)
         folder = held or folder
-        if back is not None and recipe.sums_alone:
+        if back is not None and recipe.only_sums:
             problem = "with secure aggregation silos do not repeat earlier rounds"
             raise LabelSkewError(
                 f"--from-round {back}: {problem}; use --resume without --from-round, or start a new run"

@@ -27,7 +27,7 @@ from fl_labelskew_plugins.machine.files import open_regular, read_bytes
 from fl_labelskew_plugins.machine.text import utc
 from fl_labelskew_plugins.recipe.conflicts import fewest_summed
 from fl_labelskew_plugins.recipe.model import Recipe
-from fl_labelskew_plugins.recipe.privacy import BUDGET, Noise, leaving
+from fl_labelskew_plugins.recipe.privacy import BUDGET, Noise, sent_noise
 from fl_labelskew_plugins.recipe.sections import Level, PrivacyBudget
 
 NAME = "privacy.jsonl"
@@ -55,7 +55,7 @@ class LedgerEntry(BaseModel):
 
 
 class Ledger:
-    """A file of answers, and their budget, if any. Raises LabelSkewError for another file."""
+    """A file of answers, and their budget, if any. Raises LabelSkewError if the file is not a ledger."""
 
     def __init__(self, file: Path, budget: PrivacyBudget | None = None, level: Level = "silo") -> None:
         self.file, self.budget, self.level = file, budget, level
@@ -79,7 +79,7 @@ class Ledger:
         with self._locked():
             if (client, answer, tuple(noises)) in self._answers:
                 return
-            delta, so_far = self._total(noises, round, client)
+            delta, with_answer = self._total(noises, round, client)
             entry = LedgerEntry(
                 time=utc(),
                 run=run,
@@ -88,7 +88,7 @@ class Ledger:
                 answer=answer,
                 answered=noises,
                 delta=delta,
-                epsilon={level: value if math.isfinite(value) else None for level, value in so_far.items()},
+                epsilon={level: value if math.isfinite(value) else None for level, value in with_answer.items()},
             )
             self._write(entry)
             self._add(entry)
@@ -102,15 +102,15 @@ class Ledger:
         """Delta, and epsilon with another answer."""
         delta = DELTA if self.budget is None else self.budget.delta
         spent = self._spent.get(client, Counter()) + Counter(noises)
-        so_far = {level: epsilon(at(spent, level), delta) for level in LEVELS} if installed() else {}
-        if self.budget is not None and so_far[self.level] > self.budget.epsilon:
-            before = epsilon(at(self._spent.get(client, Counter()), self.level), delta)
+        with_answer = {level: epsilon(strengths(spent, level), delta) for level in LEVELS} if installed() else {}
+        if self.budget is not None and with_answer[self.level] > self.budget.epsilon:
+            before = epsilon(strengths(self._spent.get(client, Counter()), self.level), delta)
             refused = "an answer before the first round" if round < 0 else f"an answer to round {round + 1}"
             what = f"epsilon {self.budget.epsilon:g} at delta {delta:g} does not allow {refused}"
-            total = f"{before:.3g} is spent, and this answer would increase it to {so_far[self.level]:.3g}"
+            total = f"{before:.3g} is spent, and this answer would increase it to {with_answer[self.level]:.3g}"
             error = SpentError(f"{BUDGET}: {what}: {total}; see {self.file}")
             raise shareable(error, f"{BUDGET} does not allow {refused}")
-        return delta, so_far
+        return delta, with_answer
 
     def _add(self, entry: LedgerEntry) -> None:
         self.entries.append(entry)
@@ -121,7 +121,7 @@ class Ledger:
     def _locked(self) -> Iterator[None]:
         """Lock the file: a silo may be in several runs."""
         try:
-            # links of the operator are allowed; other content behind them is rejected before writing
+            # the ledger may be a link; if its target is not a ledger, reading fails before anything is written
             handle = open_regular(os.path.realpath(self.file), os.O_WRONLY | os.O_CREAT)
         except OSError as error:
             raise self._unwritable(error) from None
@@ -170,7 +170,7 @@ def ledger_of(recipe: Recipe, folder: Path) -> Ledger | None:
     args = recipe.privacy
     elsewhere = args.ledger if recipe.common.across_silos else None
     file = folder / NAME if elsewhere is None else Path(elsewhere)
-    parts = leaving(recipe, 1, 1)
+    parts = sent_noise(recipe, 1, 1)
     noisy = any(noise.claim for noise in [*parts.once, *parts.upload])
     if recipe.policy is not None:  # its noise is added to surveys
         noisy = noisy or recipe.policy.least_noise("count_noise") != (0.0, "")
@@ -183,7 +183,7 @@ class ClientAccounts:
     def __init__(self, ledger: Ledger, recipe: Recipe, sizes: Sequence[int], run: str) -> None:
         self.ledger, self.run = ledger, run
         least = min((size for size in sizes if size), default=0)
-        self._leaving = [leaving(recipe, samples, least) for samples in sizes]
+        self._leaving = [sent_noise(recipe, samples, least) for samples in sizes]
         self._least = 1 if recipe.privacy.noise_multiplier is None else fewest_summed(recipe)
 
     def open(self) -> None:
@@ -208,8 +208,8 @@ class ClientAccounts:
         return willing
 
 
-def at(noises: Mapping[Noise, int], level: Level) -> Spent:
-    """Answers at one level."""
+def strengths(noises: Mapping[Noise, int], level: Level) -> Spent:
+    """Counts of answers by kind and strength of noise at one level."""
     spent: Counter[tuple[str, float]] = Counter()
     for noise, times in noises.items():
         spent[noise.kind, getattr(noise, level)] += times
@@ -240,7 +240,7 @@ def after(opening: Sequence[Noise], upload: Sequence[Noise], number: int, level:
     spent = Counter(opening)
     for noise in upload:
         spent[noise] += number
-    return epsilon(at(+spent, level), delta)  # + drops zero counts
+    return epsilon(strengths(+spent, level), delta)  # + drops zero counts
 
 
 def answers(opening: Sequence[Noise], upload: Sequence[Noise], budget: PrivacyBudget, level: Level) -> int:
@@ -255,11 +255,11 @@ def answers(opening: Sequence[Noise], upload: Sequence[Noise], budget: PrivacyBu
     return bisect_right(range(high), budget.epsilon, key=spent) - 1
 
 
-def carried(recipe: Recipe, sizes: Iterable[int], budget: PrivacyBudget) -> int:
+def affordable_uploads(recipe: Recipe, sizes: Iterable[int], budget: PrivacyBudget) -> int:
     """Number of uploads that the budget allows to every client; ``sizes``: their training samples."""
     require(BUDGET)
     sizes = {n for n in sizes if n}
-    parts = [leaving(recipe, n, min(sizes)) for n in sizes]
+    parts = [sent_noise(recipe, n, min(sizes)) for n in sizes]
     return min(answers(part.once, part.upload, budget, recipe.privacy.level) for part in parts)
 
 
@@ -274,7 +274,7 @@ def warnings(recipe: Recipe, sizes: Sequence[int]) -> list[str]:
     budget = recipe.privacy.budget
     if budget is None or recipe.common.across_silos:
         return []
-    most, rounds, number = carried(recipe, sizes, budget), recipe.train.comm_round, expected(recipe)
+    most, rounds, number = affordable_uploads(recipe, sizes, budget), recipe.train.comm_round, expected(recipe)
     if most >= number:
         return []
     expectation = "answers all of them" if number == rounds else f"answers about {number}"

@@ -1,4 +1,4 @@
-"""Read and write regular files; write atomically. Functions that read raise OSError as :func:`open_regular`."""
+"""Read and write regular files; write atomically. The reading functions raise OSError as :func:`open_regular`."""
 
 import errno
 import fcntl
@@ -49,7 +49,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def check_regular(path: str | Path) -> int:
-    """The size of a file that a library then opens by name."""
+    """Check that a file is regular before a library opens it by name; return its size."""
     with open(path, "rb", opener=open_regular) as stream:
         return os.fstat(stream.fileno()).st_size
 
@@ -112,7 +112,7 @@ def write_text(path: Path, text: str, *, durable: bool = False) -> None:
 def copied(path: Path, to: Path) -> None:
     """Copy a file atomically, as a hard link if possible."""
     if to.exists() and to.samefile(path):
-        return  # renaming a link to its own file would keep the temporary file
+        return  # else the rename would do nothing, and the temporary file would stay
     with replacing(to) as part:
         part.unlink()
         try:

@@ -38,7 +38,7 @@ def conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
     yield from _diagnostics_conflicts(recipe)
     if recipe.comm.secure_aggregation:
         yield from _sum_conflicts(recipe)
-    if recipe.sums_alone:
+    if recipe.only_sums:
         yield from _secure_silo_conflicts(recipe)
     yield from _host_conflicts(recipe)
 
@@ -93,7 +93,7 @@ def classes_of(data: DataArgs, params: Any) -> int | None:
 def data_conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """Data settings that only the recipe needs, not the files of silos."""
     mean, dataset, params = recipe.data.mean, recipe.dataset, recipe.dataset.params
-    if recipe.sums_alone and recipe.own_data and (mean == "data" or (mean is None and dataset.measured)):
+    if recipe.only_sums and recipe.own_data and (mean == "data" or (mean is None and dataset.measured)):
         problem = f"with {SECURE} silos do not send the sums for a common mean and std"
         numbers = "numbers for each channel or feature, or one for all, such as mean: [0.5] and std: [0.25]"
         use = f"write mean: imagenet (pictures in colour), or {numbers}" if dataset.picture_keys else f"write {numbers}"

@@ -47,9 +47,9 @@ PLUGGED = {section: model for section, model in SECTIONS.items() if issubclass(m
 EXPECTED = "expected"
 PARTS = (*SECTIONS, EXPECTED)
 POLICY = "policy"
-OF_SUMS = ("secure_aggregation", "secure_bits", "secure_clip")
+SECURE_KEYS = ("secure_aggregation", "secure_bits", "secure_clip")
 
-SILO: dict[str, tuple[str, ...]] = {
+SILO_KEYS: dict[str, tuple[str, ...]] = {
     "data_args": (),
     "method_args": (),
     "validation_args": (),
@@ -118,7 +118,7 @@ class Recipe(Sections):
         return self.common.across_silos and self.own_data and "data" in self.normalisation.values()
 
     @property
-    def sums_alone(self) -> bool:
+    def only_sums(self) -> bool:
         """Whether the server of a run across silos sees only sums."""
         return self.common.across_silos and self.comm.secure_aggregation
 
@@ -148,7 +148,7 @@ class Recipe(Sections):
 def of_sums(recipe: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """``comm_args`` that affect a secure sum's numbers."""
     comm = recipe.get("comm_args", {})
-    return {key: comm[key] for key in OF_SUMS if key in comm} if comm.get(OF_SUMS[0]) else {}
+    return {key: comm[key] for key in SECURE_KEYS if key in comm} if comm.get(SECURE_KEYS[0]) else {}
 
 
 def different(a: Mapping[str, Mapping[str, Any]], b: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -13,7 +13,7 @@ from fl_labelskew_plugins.params import IS_PATH, absolute
 from fl_labelskew_plugins.recipe import compatibility, mistakes, plugins, policy, privacy, shipped, yaml
 from fl_labelskew_plugins.recipe.conflicts import column_conflicts, conflicts, data_conflicts
 from fl_labelskew_plugins.recipe.mistakes import Mistakes, ModelT, RecipeError, clean_path, keys_of, quoted
-from fl_labelskew_plugins.recipe.model import ATTRIBUTES, EXPECTED, PARTS, PLUGGED, POLICY, SECTIONS, SILO, Recipe
+from fl_labelskew_plugins.recipe.model import ATTRIBUTES, EXPECTED, PARTS, PLUGGED, POLICY, SECTIONS, SILO_KEYS, Recipe
 from fl_labelskew_plugins.recipe.sections import CommArgs, Expected, Policy, TrackingArgs, TrainArgs
 from fl_labelskew_plugins.recipe.sections import names as split
 
@@ -90,16 +90,16 @@ def check(path: Path, overrides: Sequence[str] = (), host: str | None = None) ->
     Raises RecipeError with every mistake, and LabelSkewError as :func:`.compatibility.hosted`.
     """
     text = read_text(path)
-    if not _silos_own(_content(text)):
+    if not _is_silo_file(_content(text)):
         recipe = parse(text, source=path, overrides=overrides)
         compatibility.hosted(recipe, host)
-        report = ["ok", *([privacy.reported_accuracy(recipe)] if recipe.sums_alone else [])]
+        report = ["ok", *([privacy.reported_accuracy(recipe)] if recipe.only_sums else [])]
         try:
             compatibility.check_extras(recipe)
         except LabelSkewError as error:
             report.append(f"it cannot run on this machine: {error}")
         return "; ".join(report)
-    named = homes(path)
+    named = recipes_naming(path)
     for base in [load(other, overrides) for other, _ in named]:
         _Check(path).silo(text, base)
     if named:
@@ -110,8 +110,8 @@ def check(path: Path, overrides: Sequence[str] = (), host: str | None = None) ->
     return "ok, as a silo's own file; method_args were not checked, because no recipe in this folder names the file"
 
 
-def _silos_own(content: object) -> bool:
-    if not isinstance(content, dict) or not content or not content.keys() <= SILO.keys():
+def _is_silo_file(content: object) -> bool:
+    if not isinstance(content, dict) or not content or not content.keys() <= SILO_KEYS.keys():
         return False
     method = content.get("method_args")
     return not (isinstance(method, dict) and "method" in method)
@@ -123,7 +123,7 @@ def _content(text: str) -> Any:
     return None
 
 
-def homes(path: Path) -> list[tuple[Path, int]]:
+def recipes_naming(path: Path) -> list[tuple[Path, int]]:
     """Recipes in the folder that name this silo's own file, each with the silo's rank, from 1."""
     found: list[tuple[Path, int]] = []
     for recipe in sorted(path.parent.glob("*.y*ml")):
@@ -155,22 +155,22 @@ class _Check(Mistakes):
         except LabelSkewError as error:
             self.add("method_args.method", str(error))
         args["train"] = train.model_copy(update={"client_num_per_round": train.clients_per_round})
-        whole = Recipe(name=self.path.stem, path=self.path, expected=numbers, objects=objects, **args, **made)
-        self.refuse([*conflicts(whole), *data_conflicts(whole), *compatibility.conflicts(whole)])
-        self.refuse(privacy.refused(whole))
-        return whole
+        recipe = Recipe(name=self.path.stem, path=self.path, expected=numbers, objects=objects, **args, **made)
+        self.refuse([*conflicts(recipe), *data_conflicts(recipe), *compatibility.conflicts(recipe)])
+        self.refuse(privacy.refused(recipe))
+        return recipe
 
     def silo(self, text: str, base: Recipe, *, survey: bool = False) -> Recipe:
         changes = self.changes(text, base)
         made = base.model_copy(update={name: value for name, value in changes.items() if value is not None})
         self.raise_if_any()
         self.refuse([*conflicts(made), *compatibility.conflicts(made)])
-        whole = base.dataset.params if type(base.dataset) is type(made.dataset) else None
-        self.refuse(column_conflicts(made.dataset.params, whole))
+        params = base.dataset.params if type(base.dataset) is type(made.dataset) else None
+        self.refuse(column_conflicts(made.dataset.params, params))
         for key, value in made.normalisation.items():
-            if (of_all := base.normalisation[key]) != value:
-                of_recipe = f"that of {base.data.dataset}" if of_all is None else quoted(of_all)
-                problem = f"{quoted(value)} here but {of_recipe} in the recipe; all silos share one normalisation"
+            if (common := base.normalisation[key]) != value:
+                shown = f"that of {base.data.dataset}" if common is None else quoted(common)
+                problem = f"{quoted(value)} here but {shown} in the recipe; all silos share one normalisation"
                 self.add(f"data_args.{key}", f"{problem}: set mean and std in the recipe to numbers, imagenet or data")
                 self.raise_if_any()
         refused = policy.refused(made.policy, made) if made.policy is not None else ()
@@ -180,10 +180,10 @@ class _Check(Mistakes):
         return made
 
     def changes(self, text: str, base: Recipe | None = None) -> dict[str, Any]:
-        """A silo's settings by attribute of a recipe; None for an invalid section."""
+        """A silo's settings: a value per attribute of a recipe, None for an invalid section."""
         resolved = {} if base is None else base.resolved()
         changes: dict[str, Any] = {}
-        for section, keys in self._sections(text, tuple(SILO), "a silo's file").items():
+        for section, keys in self._sections(text, tuple(SILO_KEYS), "a silo's file").items():
             if section == "data_args":
                 common = {} if base is None else {k: v for k, v in base.normalisation.items() if v is not None}
                 changes["data"], changes["dataset"] = plugins.chosen(section, PLUGGED[section], common | keys, self)
@@ -194,7 +194,7 @@ class _Check(Mistakes):
                 for name in (limits and limits.methods) or ():
                     plugins.known("methods", name, f"{POLICY}.methods", self)
             else:
-                args = self._plain(section, SECTIONS[section], keys, SILO[section], resolved.get(section, NOTHING))
+                args = self._plain(section, SECTIONS[section], keys, SILO_KEYS[section], resolved.get(section, NOTHING))
                 changes[ATTRIBUTES[section]] = args
         return changes
 
@@ -235,7 +235,7 @@ class _Check(Mistakes):
         return raw
 
     def _override(self, raw: dict[str, dict[str, Any]], overrides: Sequence[str]) -> None:
-        # plugin choices first: they delete parameters of the file, but not those of other overrides
+        # plugin choices first: another plugin deletes the parameters in the file, but must not delete overrides
         choosers = {f"{section}.{model.key}" for section, model in PLUGGED.items()}
         for override in sorted(overrides, key=lambda text: text.partition("=")[0].strip() not in choosers):
             place, equals, text = override.partition("=")

@@ -28,7 +28,7 @@ class Noise:
 
 
 @dataclass(frozen=True)
-class Leaving:
+class SentNoise:
     """Noise by message; ``hello``: a silo's first."""
 
     hello: list[Noise]
@@ -42,7 +42,7 @@ class Leaving:
         return [*self.hello, *self.opening]
 
 
-def leaving(recipe: Recipe, samples: int, least: int) -> Leaving:
+def sent_noise(recipe: Recipe, samples: int, least: int) -> SentNoise:
     """The data that leave a client with ``samples``; ``least``: of the smallest client, ``m`` in FedRS's appendix B.
 
     Numbers of samples and of steps are assumed to be public.
@@ -58,7 +58,7 @@ def leaving(recipe: Recipe, samples: int, least: int) -> Leaving:
         else:
             upload.append(Noise(cause))
             test += [Noise(cause)] * (kind == "measures")
-    return Leaving(hello, opening, upload, test)
+    return SentNoise(hello, opening, upload, test)
 
 
 def fewest_opened(recipe: Recipe) -> int:
@@ -121,7 +121,7 @@ def count_noises(recipe: Recipe) -> list[tuple[float, Any]]:
 def refused(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """Data that a budget cannot bound: key of the recipe, and error message."""
     budget, level, multiplier = recipe.privacy.budget, recipe.privacy.level, recipe.privacy.noise_multiplier
-    parts = leaving(recipe, 1, 1)
+    parts = sent_noise(recipe, 1, 1)
     if multiplier is not None:
         unprotected = [noise.on for noise in parts.upload if noise.on != "weights"]
         if recipe.optimizer.sends_change:

@@ -8,7 +8,7 @@ from fl_labelskew_registry import PluginError, catalog
 from pydantic import BaseModel
 
 from fl_labelskew_plugins.recipe import plugins
-from fl_labelskew_plugins.recipe.model import EXPECTED, PLUGGED, POLICY, REQUIRED, SECTIONS, SILO
+from fl_labelskew_plugins.recipe.model import EXPECTED, PLUGGED, POLICY, REQUIRED, SECTIONS, SILO_KEYS
 from fl_labelskew_plugins.recipe.sections import Expected, MethodArgs, ModelArgs, PluginArgs, Policy
 
 
@@ -19,14 +19,14 @@ def json_schema() -> dict[str, Any]:
     one = _model_schema(Expected, EXPECTED, defs)
     sections[EXPECTED] = {"anyOf": [one, {"type": "array", "items": one}]}
     defs["recipe"] = {"properties": sections, "required": REQUIRED, "additionalProperties": False}
-    silo = {section: _silo_schema(section, keys, defs) for section, keys in SILO.items()}
+    silo = {section: _silo_schema(section, keys, defs) for section, keys in SILO_KEYS.items()}
     defs["silo"] = {"properties": silo, "additionalProperties": False}
     chooses = {"properties": {"method_args": {"required": ["method"]}}, "required": ["method_args"]}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "fl-labelskew-plugins recipe, or a silo's own file",
         "type": "object",
-        "if": {"anyOf": [*({"required": [section]} for section in sections if section not in SILO), chooses]},
+        "if": {"anyOf": [*({"required": [section]} for section in sections if section not in SILO_KEYS), chooses]},
         "then": {"$ref": "#/$defs/recipe"},
         "else": {"$ref": "#/$defs/silo"},
         "$defs": defs,

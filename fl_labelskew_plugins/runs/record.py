@@ -45,23 +45,24 @@ class Record:
         recipe = session.recipe
         self.session = replace(session, start=meta_tensors(session.start))  # frees the weights of round 0
         self.folder, self.progress, self.pause = folder, progress, pause
-        begun = folder.load_checkpoint(session.trainer.device) if resume else None
-        if begun is not None:
+        loaded = folder.load_checkpoint(session.trainer.device) if resume else None
+        if loaded is not None:
             try:
-                check_upload(begun.weights, session.start, where=str(folder.checkpoint))
+                check_upload(loaded.weights, session.start, where=str(folder.checkpoint))
             except RunError as error:
                 raise LabelSkewError(str(error)) from None
-        at = begun or Checkpoint(weights=session.start)
-        self.next_round, self.weights = at.round, at.weights
-        self.shared, self.memory, self.opened, self.norms = at.shared, at.memory, at.opened, at.norms
+        checkpoint = loaded or Checkpoint(weights=session.start)
+        self.next_round, self.weights = checkpoint.round, checkpoint.weights
+        self.shared, self.memory = checkpoint.shared, checkpoint.memory
+        self.opened, self.norms = checkpoint.opened, checkpoint.norms
         self.confusion: Tensor | None = None  # (C, C), of this process's last test on the global test set
         self.test_samples: Sequence[int | None] = ()  # of each client in its last test
         self.run: str = folder.environment["run"] if resume else secrets.token_hex(8)
         self._has_model = recipe.train.reference != "local"
-        earlier = folder.indices(at.round) if begun else ()
-        self.states = StateStore(folder.states, at.states, at.selections, earlier)
+        earlier = folder.indices(self.next_round) if loaded else ()
+        self.states = StateStore(folder.states, checkpoint.states, checkpoint.selections, earlier)
         self.cut = False  # whether the run stops in the middle of a round, which resuming repeats
-        self._seconds = at.seconds
+        self._seconds = checkpoint.seconds
         self._begun = time.perf_counter()
         self._saved = self.next_round
         self._describe(resume)
@@ -78,7 +79,7 @@ class Record:
 
     @contextlib.contextmanager
     def tracked(self) -> Iterator[None]:
-        """Report the run in the block to trackers."""
+        """Report the run to trackers while the block runs."""
         state = status.FAILED
         try:
             self._trackers.begin(self.folder, self.next_round)
@@ -95,7 +96,7 @@ class Record:
         recipe = self.session.recipe
         return recipe.validation.personalised and recipe.tests(round)
 
-    def round(self, line: dict[str, Any], server: Server, *, seconds: float) -> None:
+    def complete_round(self, line: dict[str, Any], server: Server, *, seconds: float) -> None:
         """Record a complete round, with its line of metrics."""
         with signals.uninterrupted():
             # operations that may fail come first: resuming can drop extra lines, but not an extra round
@@ -110,7 +111,7 @@ class Record:
             self._keep_best(line.get(main_measure([line]).key, -1.0))
             # also after the last round, since clients leave before results are written
             every, last = self.session.recipe.tracking.checkpoint_every, self.session.federation.rounds
-            if self.session.recipe.sums_alone:
+            if self.session.recipe.only_sums:
                 every = 1  # silos open the sum of a round only once, so it must not be lost
             if self.next_round % every == 0 or self.next_round == last:
                 self._save()
@@ -197,12 +198,12 @@ class Record:
                 logits, labels = local.predict(local.test_indices[client], model)
                 accuracies.append(float((logits.argmax(1) == labels).float().mean()))
         if not self._has_model:
-            return {}  # their accuracy is that of the last round
+            return {}  # without a global model, the last round has already tested them
         return {"private_models_accuracy": added(accuracies) / len(accuracies)} if accuracies else {}
 
     def _clients(self, accuracies: Sequence[float | None]) -> list[dict[str, Any]]:
         session, count = self.session, len(accuracies)
-        sizes = [None] * count if session.recipe.sums_alone else [n or None for n in session.sizes]
+        sizes = [None] * count if session.recipe.only_sums else [n or None for n in session.sizes]
         splits = session.trainer.test_indices  # for a run resumed after its last test
         tests = self.test_samples or [len(splits.get(client, ())) or None for client in range(count)]
         columns = zip(session.client_names, sizes, tests, accuracies, strict=True)
@@ -283,8 +284,8 @@ class Record:
             raise mistake(f"--resume {self.folder.path}", f"{subject} differ from the run's", use)
         if change := changed_file(before.get("network_files", {}), now.get("network_files", {})):
             raise mistake(f"--resume {self.folder.path}", change, "the original file, or start a new run")
-        if before["optimizer"]["source"] != "own":  # its state differs
-            problem = f"its {now['optimizer']['name']} has run in FedML's code, which this version does not use"
+        if before["optimizer"]["source"] != "own":  # FedML's code keeps another state
+            problem = f"this run's {now['optimizer']['name']} has run in FedML's code, which this version does not use"
             raise mistake(f"--resume {self.folder.path}", problem, "a new run")
         for key in ("versions", "threads", "device", "cpu_capability"):
             if before[key] != now[key]:

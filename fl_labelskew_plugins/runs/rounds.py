@@ -93,7 +93,7 @@ class Rounds:
                 begun = time.perf_counter()
                 line = self._round(round, exchange)
                 seconds = time.perf_counter() - begun
-                record.round(line, server, seconds=seconds)
+                record.complete_round(line, server, seconds=seconds)
                 yield line
         except BaseException:
             record.abandon()

@@ -66,7 +66,7 @@ def _params(params: Mapping[str, Any], *excluded: str) -> str:
 
 def _samples(session: Session, result: Mapping[str, Any]) -> str:
     sizes, tested = [n for n in session.sizes if n], len(session.trainer.test.y)
-    number = "Training samples" if session.recipe.sums_alone else counted(sum(sizes), "training sample")
+    number = "Training samples" if session.recipe.only_sums else counted(sum(sizes), "training sample")
     tests = counted(tested, "test sample")
     if not tested:
         of_clients = sum(row["test_samples"] or 0 for row in result.get("clients", ()))

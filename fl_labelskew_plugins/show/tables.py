@@ -19,7 +19,7 @@ def describe(session: Session) -> str:
     recipe, federation = session.recipe, session.federation
     sizes = [n for n in session.sizes if n]
     held = f"{counted(len(sizes), 'client')} of {ranged(sizes, 'sample')}" if sizes else "clients not yet connected"
-    if recipe.sums_alone and sizes:
+    if recipe.only_sums and sizes:
         sizes, held = [], counted(len(sizes), "client")  # the server does not know their samples
     counts = None if session.counts is None else session.counts[session.counts.sum(1) > 0]
     if counts is not None and len(counts):
@@ -38,7 +38,7 @@ def describe(session: Session) -> str:
         f"network: {recipe.network_name}, {numbers} parameters, {size:.2f} MB per message, "
         f"{federation.num_features} features",
     ]
-    if recipe.sums_alone:
+    if recipe.only_sums:
         lines.append(privacy.reported_accuracy(recipe))
     if (weights := files(recipe).get("weights")) is not None:
         normalised = (session.mean, session.std) == IMAGENET

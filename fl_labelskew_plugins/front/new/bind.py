@@ -14,7 +14,7 @@ from fl_labelskew_plugins.runtimes.silo import facts
 def bind(file: Path, place: Path) -> facts.SiloData:
     """Write a silo's data path into its own file; raise LabelSkewError unless all its recipes fit the data."""
     where, text = clean(file, 4096), parse.read_text(file)
-    listing = parse.homes(file)
+    listing = parse.recipes_naming(file)
     if not listing:
         use = "a file listed in client_specific_args.data_silo_config of a recipe in the same folder"
         raise mistake(where, "is not a silo's own file", use)

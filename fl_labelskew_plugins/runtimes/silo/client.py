@@ -36,7 +36,7 @@ from fl_labelskew_plugins.machine.files import read_bytes, read_lines, read_text
 from fl_labelskew_plugins.machine.text import clean, counted
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.recipe.network_file import portable
-from fl_labelskew_plugins.recipe.privacy import Leaving, leaving
+from fl_labelskew_plugins.recipe.privacy import SentNoise, sent_noise
 from fl_labelskew_plugins.runs import model_file
 from fl_labelskew_plugins.runs.folder import RunFolder, summary
 from fl_labelskew_plugins.runs.host import Host
@@ -64,7 +64,9 @@ class Answers:
 
     def __init__(self, silo: SiloClient) -> None:
         self.silo = silo
-        self.hides_failures = any(noise.claim for noise in leaving(silo.recipe, 1, 1).upload if noise.on == "weights")
+        self.hides_failures = any(
+            noise.claim for noise in sent_noise(silo.recipe, 1, 1).upload if noise.on == "weights"
+        )
         """Whether the server must not see that training or a test has failed."""
         self.handlers: Mapping[Kind, Callable[[Message], None]] = {Kind.SURVEY: self._survey}
         """They override handlers of :class:`SiloClient`."""
@@ -76,7 +78,7 @@ class Answers:
     def charge_hello(self) -> None:
         """Charge the ledger for the data in HELLO, which have no noise."""
         silo = self.silo
-        if silo.ledger is not None and (parts := leaving(silo.recipe, 1, 1).hello):
+        if silo.ledger is not None and (parts := sent_noise(silo.recipe, 1, 1).hello):
             silo.ledger.spend(parts, silo.answer_digest("hello"), run="hello")
 
     def join(self, run: str) -> None:
@@ -441,10 +443,10 @@ class SiloClient(Manager):
         """Whether training draws noise."""
         return self.recipe.method.uses("protect", "contribute") or self.recipe.dp.enable_dp
 
-    def revealed(self) -> Leaving:
+    def revealed(self) -> SentNoise:
         """Noise of the data that this silo sends."""
         samples = self.data.facts.samples
-        return leaving(self.recipe, samples, samples)  # as the smallest: others may report wrong numbers
+        return sent_noise(self.recipe, samples, samples)  # as the smallest: others may report wrong numbers
 
     def seed(self, request: str = "") -> int:
         """See :func:`noise_seed`."""

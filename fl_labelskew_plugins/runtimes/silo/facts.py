@@ -130,7 +130,9 @@ def load(recipe: Recipe, client: int) -> SiloData:
                 recipe.dataset.check(None, download=recipe.data.download)
             except LabelSkewError as error:
                 file = clean(recipe.client_specific.data_silo_config[client], 4096)
-                raise LabelSkewError(f"{file}: {error}, with labelskew silo data {shlex.quote(file)} PATH") from None
+                raise LabelSkewError(
+                    f"{file}: {error}; to set the path: labelskew silo data {shlex.quote(file)} PATH"
+                ) from None
         data = loaded(recipe)
     else:
         data, clients = divided(recipe)
@@ -212,7 +214,7 @@ def agreed(recipe: Recipe) -> dict[str, dict[str, Any]]:
     }
     if recipe.privacy.noise_multiplier is not None:
         sections["privacy_args"] = {key: resolved["privacy_args"][key] for key in ("noise_multiplier", "clip")}
-    if recipe.sums_alone:
+    if recipe.only_sums:
         comm = resolved["comm_args"].items()
         sections["comm_args"] = {k: v for k, v in comm if k.startswith("secure_") or k == "min_clients"}
     return {name: {key: _exact(value) for key, value in keys.items()} for name, keys in sections.items()}
@@ -289,7 +291,7 @@ def federation(content: Any, recipe: Recipe, facts: Facts) -> Federation:
         "num_samples": (facts.samples, MAX_SAMPLES * train.client_num_in_total),
         "min_samples": (1, facts.samples),
     }
-    if recipe.sums_alone:  # the total is unknown at first, and the minimum always
+    if recipe.only_sums:  # the total is unknown at first, and the minimum always
         # with noise, a silo that claims a negative number could otherwise make others refuse the run
         least = facts.samples if recipe.privacy.noise_multiplier is None else 1
         bounds["num_samples"] = (0 if content.get("num_samples") == 0 else least, bounds["num_samples"][1])

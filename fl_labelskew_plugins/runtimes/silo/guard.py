@@ -41,7 +41,7 @@ class Guard:
     def check_server(self, fingerprint: str) -> None:
         """Raise PolicyError for another server's fingerprint."""
         if self.policy.server_fingerprint not in (None, fingerprint):
-            self._refuse("server_fingerprint", f"a server whose certificate has {fingerprint}")
+            self._refuse("server_fingerprint", f"a certificate with {fingerprint}", "which the server has")
 
     def check_run(self, federation: Federation, quorum: Any) -> None:
         """Raise PolicyError unless the policy allows a run; ``quorum``: least number of uploads in a round."""
@@ -64,7 +64,7 @@ class Guard:
         """Raise PolicyError if the policy allows no survey."""
         if self.policy.require_secure_aggregation:
             demand = "a survey, in which each silo sends its number of samples and its class counts"
-            self._refuse("require_secure_aggregation", demand, "and this silo was started for one")
+            self._refuse("require_secure_aggregation", demand, "and this silo was started for a survey")
 
     def count_survey(self, question: str) -> None:
         """Record that this silo answers a survey with its class counts; raises as :meth:`count_answer`."""
@@ -115,7 +115,7 @@ class Guard:
             return {}
         except (OSError, ValueError):
             use = "restore the original file, or remove it to begin a new one"
-            raise LabelSkewError(f"{self.account}: is not a valid account of a silo's answers; {use}") from None
+            raise LabelSkewError(f"{self.account}: is not a valid record of a silo's answers; {use}") from None
 
 
 def guard_of(recipe: Recipe, rank: int, folder: Path) -> Guard | None:

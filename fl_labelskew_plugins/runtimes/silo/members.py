@@ -114,7 +114,7 @@ class Members:
     ) -> None:
         self.comm, self.warn, self.resume = recipe.comm, warn, resume
         self.quorum, self.fewest_opened = quorum(recipe), fewest_opened(recipe)
-        threshold = recipe.sums_alone and self.quorum != self.comm.min_clients
+        threshold = recipe.only_sums and self.quorum != self.comm.min_clients
         self.needs = f"comm_args.{'secure_threshold' if threshold else 'min_clients'}"
         """The recipe's key of :attr:`quorum`."""
         self.clock = ListeningClock(transport, self.write_status)
@@ -130,7 +130,7 @@ class Members:
         """Reason per refused client."""
         self._left_at: dict[int, float] = {}
         self._until = 0.0
-        delays_answers = recipe.sums_alone and recipe.privacy.noise_multiplier is not None
+        delays_answers = recipe.only_sums and recipe.privacy.noise_multiplier is not None
         self.reconnect_s = self.comm.reconnect_s + (self.comm.answers_after if delays_answers else 0.0)
         """With noise, silos reconnect only to answer, ``answers_after`` seconds after the request."""
 

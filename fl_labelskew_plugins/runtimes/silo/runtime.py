@@ -93,7 +93,7 @@ class CrossSilo(Runtime):
         if self._over(checkpoint) and (self.options.role is None or self.folder.summary.exists()):
             return self._offline_session(list(checkpoint.sizes))
         exchanges: Callable[[SiloServer], TrainingExchanges] = TrainingExchanges.single
-        if self.recipe.sums_alone:
+        if self.recipe.only_sums:
             from fl_labelskew_plugins.runtimes.silo.summed import exchanges
         self._server = self._listen(exchanges, checkpoint)
         return self._server.gather()
@@ -187,7 +187,7 @@ class CrossSilo(Runtime):
         self._transport = transport
         host = self.host(recipe, self.folder.path, rank=rank)
         answers: Callable[[SiloClient], Answers] = SurveyAnswers if self.options.survey else Answers
-        if recipe.sums_alone and not self.options.survey:
+        if recipe.only_sums and not self.options.survey:
             from fl_labelskew_plugins.runtimes.silo.summed import SummedAnswers
 
             answers = SummedAnswers

@@ -413,7 +413,7 @@ class SiloServer(Manager):
         self._done: set[int] = set()
         self._finish_content: Callable[[int], dict[str, Any]] | None = None
         self._pools_moments = recipe.pools_moments and not survey
-        self._summed = recipe.sums_alone and not survey
+        self._summed = recipe.only_sums and not survey
         self.exchanges = exchanges(self)
         self.handlers = {
             Kind.HELLO: self._hello,

@@ -56,7 +56,7 @@ def test_a_run_in_fedmls_own_code_is_not_resumed(tmp_path):
     start.start(RunOptions(path, run_dir=tmp_path / "run", pause=PAUSE, quiet=True, host="fedml"))
     file.write_text(file.read_text().replace('"source": "own"', '"source": "corrected"'))
     line = message(lambda: start.start(RunOptions(resume=tmp_path / "run", quiet=True)))
-    why = "its FedAvg has run in FedML's code, which this version does not use"
+    why = "this run's FedAvg has run in FedML's code, which this version does not use"
     assert line == f"--resume {tmp_path / 'run'}: {why}; use a new run"
 
 

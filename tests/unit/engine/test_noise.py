@@ -122,8 +122,7 @@ def test_too_few_bits_and_too_little_noise_are_errors():
     with pytest.raises(LabelSkewError, match=r"noise_multiplier: 4 is too much noise for sums of 16 bits; use more"):
         sums(bits=16, size=11_000_000, multiplier=4.0)
     with pytest.raises(
-        LabelSkewError,
-        match=r"noise_multiplier: with 0.01, the noise of one client is 0.\d+ steps of the sum's integers, expected",
+        LabelSkewError, match=r"with 0.01, the noise of one client has a std of 0.\d+ steps of the sum's"
     ):
         sums(bits=16, multiplier=0.01, clip=0.001, largest=1.0)
 

@@ -192,7 +192,7 @@ def test_each_client_of_a_simulation_answers_until_its_budget_is_spent(tmp_path)
     whole = list(fl.simulate(simulated(), tmp_path / "whole"))
     sizes = [n for n in session.build(simulated()).sizes if n]
     budget = PrivacyBudget(epsilon=1.7, delta=1e-5)
-    most = privacy.carried(simulated(), sizes, budget)
+    most = privacy.affordable_uploads(simulated(), sizes, budget)
     assert 1 < most < 7
     loop = fl.simulate(simulated("privacy_args.budget={epsilon: 1.7, delta: 1e-5}"), tmp_path / "run")
     lines, answers = [], [0] * 5

@@ -137,8 +137,8 @@ def test_masks_need_certificates_and_three_silos():
         f"r.yaml: {SUMS}: true needs at least 3 silos per round: smaller sums protect no client; allowed: false",
     ]
     recipe = parse.parse(cross_silo(secure_aggregation=True), source="r.yaml", overrides=FOUR)
-    assert recipe.sums_alone
-    assert not parse.parse(text_with(), overrides=[f"{SUMS}=true"]).sums_alone  # nobody is to be hidden from
+    assert recipe.only_sums
+    assert not parse.parse(text_with(), overrides=[f"{SUMS}=true"]).only_sums  # nobody is to be hidden from
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from recipe_texts import cross_silo, only_line, text_with
 
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.recipe.conflicts import fewest_summed
-from fl_labelskew_plugins.recipe.privacy import Leaving, Noise, fewest_opened, leaving, on_counts
+from fl_labelskew_plugins.recipe.privacy import Noise, SentNoise, fewest_opened, on_counts, sent_noise
 
 BUDGET = "privacy_args.budget={epsilon: 8, delta: 1e-5}"
 BUDGET_FORM = "{epsilon: a number above 0, delta: a number above 0 and below 1}"
@@ -18,7 +18,7 @@ SUM = ["comm_args.secure_aggregation=true", "privacy_args.noise_multiplier=2", "
 
 def leaves(*overrides, method="fedavg"):
     """A client of 900 samples in a federation with a smallest client of 400."""
-    return leaving(parse.parse(text_with(), overrides=[f"method_args.method={method}", *overrides]), 900, 400)
+    return sent_noise(parse.parse(text_with(), overrides=[f"method_args.method={method}", *overrides]), 900, 400)
 
 
 def test_the_noise_of_the_papers_example_equals_its_claimed_sensitivity():
@@ -85,7 +85,7 @@ def test_a_budget_that_does_not_cover_all_data_is_refused(overrides, free):
 
 
 def test_sensitivity_of_a_sum_to_one_silo():
-    assert leaves(*SUM) == Leaving([], [], [Noise("weights", "discrete", 1.0, 400.0)], [])
+    assert leaves(*SUM) == SentNoise([], [], [Noise("weights", "discrete", 1.0, 400.0)], [])
 
 
 def test_fewest_clients_of_a_sum():

@@ -51,7 +51,8 @@ class Account:
         self.file, self.joined, self.failed = folder / NAME, folder / JOINED, folder / FAILED
         self._read()
         if self.failed.exists():
-            what = "this silo's training failed before, perhaps because the server tests which samples this silo has"
+            why = "perhaps because the server tries to find out which samples this silo has"
+            what = f"this silo's training failed before, {why}"
             raise LabelSkewError(f"{what}; read this silo's log, and remove {self.failed} to take part again")
 
     def check(self, attempt: Attempt, included: list[int]) -> None:
@@ -181,4 +182,4 @@ class Account:
             return Opened(runs={})
         except (OSError, ValueError):
             use = "restore the original file, or remove it to begin a new one"
-            raise LabelSkewError(f"{self.file}: is not a valid account of a silo's secure sums; {use}") from None
+            raise LabelSkewError(f"{self.file}: is not a valid record of a silo's secure sums; {use}") from None

@@ -128,7 +128,7 @@ def test_a_federation_without_data_names_its_form(here):
     file = here / "mine" / "silo-1.yaml"
     line = message(lambda: start(RunOptions(here / "mine" / "federation.yaml", dry_run=True, host="none")))
     assert line.startswith(f"{file}: data set image_folder: data_args.data_cache_dir is not set; use ")
-    assert line.endswith(f", with labelskew silo data {file} PATH")
+    assert line.endswith(f"; to set the path: labelskew silo data {file} PATH")
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_tests_are_counted_separately(tmp_path):
 )
 def test_an_invalid_account_is_an_error(tmp_path, content):
     (tmp_path / "account.json").write_text(content)
-    with pytest.raises(LabelSkewError, match="is not a valid account of a silo's answers; restore the original"):
+    with pytest.raises(LabelSkewError, match="is not a valid record of a silo's answers; restore the original"):
         guard(tmp_path)
 
 

@@ -265,7 +265,7 @@ def test_a_server_that_asks_one_round_twice_with_other_sets(hospitals):
     Play(wards[:4], attempt(round=1), values).total()  # another round, another question
     Play(wards[:4], attempt(number=3), values, noisy=lambda silo, vector: vector).total()  # noise hides the difference
     file.write_text("{}")
-    with pytest.raises(LabelSkewError, match="is not a valid account of a silo's secure sums; restore"):
+    with pytest.raises(LabelSkewError, match="is not a valid record of a silo's secure sums; restore"):
         wards[0].joins(ABOUT)
 
 
