@@ -104,17 +104,20 @@ def test_a_late_opening_counts_once_the_earlier_ones_are_there_again(federation)
     federation.overrides = [
         SLOW,
         "method_args.method=feddisco",
-        "train_args.comm_round=30",
+        "train_args.comm_round=12",
         "tracking_args.checkpoint_every=1",
     ]
     federation.overrides += ["comm_args.reconnect_s=1", "comm_args.quorum_timeout_s=4", "comm_args.min_clients=1"]
     server, silos = federation.server(), federation.silos(1, 2)
-    server.says("round  2/30")
+    server.says("round  2/12")
     for process in (server, silos[1]):
         process.kill().wait()
     again = federation.server(resume=True)
     again.says("silo 2 has not connected; continuing without it")
+    silos[0].kill(signal.SIGSTOP)  # so that the run is not over before all this is
     late = federation.silo(3)
+    late.says("joined")
+    silos[0].kill(signal.SIGCONT)
     again.says("silo 3 has sent its opening, which counts once silo 2 has sent its own again or is excluded")
     late.says("trained in")
     members.exclude(federation.run_dir, 2)
