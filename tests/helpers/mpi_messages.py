@@ -26,25 +26,6 @@ class Box(Peer):
         return self.got.pop(0)
 
 
-def dtypes(box, rank):
-    tensors = {str(d): torch.arange(6).to(d).reshape(2, 3) for d in wire.DTYPES.values()}
-    tensors |= {"none": torch.empty(0, 4), "one": torch.tensor(3.5), "strided": torch.arange(12.0).reshape(3, 4).T}
-    if rank:
-        came = box.next()
-        box.send(0, Kind.UPLOAD, round=8, meta=came.meta, tensors=came.tensors)
-        return
-    for worker in (1, 2):
-        box.send(worker, round=7, meta={"client": worker, "text": "ü"}, tensors=tensors)
-    for _ in (1, 2):
-        back = box.next()
-        assert (back.kind, back.round, back.receiver) == (Kind.UPLOAD, 8, 0)
-        assert back.meta == {"client": back.sender, "text": "ü"}
-        assert list(back.tensors) == list(tensors)
-        for name, tensor in back.tensors.items():
-            assert tensor.dtype == tensors[name].dtype
-            assert torch.equal(tensor, tensors[name])
-
-
 def order(box, rank):
     sizes = [0, 10, 100_000, 3, 1_000_000, 1, 5000]
     if rank:

@@ -1,9 +1,8 @@
 """The audit logs of real federations: server and silos record the same messages, and these match the wire."""
 
 import json
-import signal
 
-from federations import audited, fingerprint, finished, same
+from federations import audited, fingerprint, finished, left_out, same
 
 from fl_labelskew_plugins.ledgers import audit
 
@@ -46,12 +45,13 @@ def test_server_and_silos_log_the_same_messages_and_senders(federation, sp_weigh
     same(federation.weights(), sp_weights("method_args.method=fedshift"))
 
 
-def test_killed_processes_continue_their_logs(federation, sp_weights):
-    federation.overrides = ["train_args.epochs=20", "tracking_args.checkpoint_every=1"]
+def test_a_killed_and_resumed_server_continues_its_log_and_ends_with_identical_weights(federation, sp_weights):
+    numbers = ["train_args.epochs=20", "train_args.comm_round=4", "method_args.method=map+fedshift"]
+    federation.overrides = [*numbers, "tracking_args.checkpoint_every=2"]
     (federation.folder / "silo-2" / audit.NAME).mkdir(parents=True)  # where a file should be
     server, silos = federation.server(), federation.silos()
-    server.says("round 1/3  accuracy")
-    server.kill(signal.SIGKILL)
+    silos[0].says("round 3: trained")  # after the checkpoint of two rounds
+    server.kill().wait()
     with (federation.run_dir / audit.NAME).open("ab") as file:
         file.write(b'{"time": "2026')  # as of a kill in the middle of a line
     again = federation.server(resume=True)
@@ -64,4 +64,5 @@ def test_killed_processes_continue_their_logs(federation, sp_weights):
     assert len(audited(federation.folder / "silo-1", "left")) == 2
     audit.verify(federation.folder / "silo-1")
     assert silos[1].text.count("cannot be written: Is a directory; the run continues") == 1
-    same(federation.weights(), sp_weights("train_args.epochs=20"))
+    assert left_out(federation) == [[]] * 4
+    same(federation.weights(), sp_weights(*numbers))

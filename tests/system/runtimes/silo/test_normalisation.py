@@ -72,19 +72,18 @@ def test_separate_silos_and_pooled_data_give_identical_runs(apart, hospitals, tm
     same(load_file(pooled / "model.safetensors"), apart.weights())
     together = [line["accuracy"] for line in read_lines(pooled / "metrics.jsonl")]
     assert [line["accuracy"] for line in apart.lines()] == together
+    writes_its_results_again(apart)
 
 
-@pytest.mark.parametrize("holds_a_test_part", [True, False])
-def test_results_written_again_have_the_numbers_of_the_run(holds_a_test_part, apart):
-    apart.overrides, apart.environment = ["train_args.comm_round=1"], {"FL_LABELSKEW_PICTURES": "yes"}
-    if not holds_a_test_part:
-        apart.overrides += ["validation_args.server_test_data=false", "data_args.input_shape=[3,2,2]"]
-    finished(apart.server(), *apart.silos())
-    file = apart.run_dir / "model.safetensors"
+def writes_its_results_again(federation):
+    """Resume a run without its picture: its model has the numbers of the run."""
+    file = federation.run_dir / "model.safetensors"
     said = model_file.read_metadata(file)
-    assert (said.dtype, said.mean) == ("uint8", known(apart.run_dir)["mean"])
-    (apart.run_dir / "curves.png").unlink()
-    finished(apart.server(resume=True))
+    assert (said.dtype, said.mean) == ("uint8", known(federation.run_dir)["mean"])
+    (federation.run_dir / "curves.png").unlink(missing_ok=True)
+    federation.environment = {"FL_LABELSKEW_PICTURES": "yes"}
+    finished(federation.server(resume=True))
+    assert (federation.run_dir / "curves.png").exists()
     assert model_file.read_metadata(file) == said
 
 
@@ -99,6 +98,13 @@ def test_a_silo_with_float_samples_among_silos_with_uint8_is_reported(apart, hos
     warning = "float samples at silo 3, uint8 samples at all others: the published model will expect floats"
     assert server.text.count(warning) == 1
     assert model_file.read_metadata(apart.run_dir / "model.safetensors").dtype == "float32"
+
+
+def test_results_of_a_server_without_test_data_are_written_again(apart):
+    apart.overrides = ["train_args.comm_round=1", "validation_args.server_test_data=false"]
+    apart.overrides += ["data_args.input_shape=[3,2,2]"]
+    finished(apart.server(), *apart.silos())
+    writes_its_results_again(apart)
 
 
 def test_late_silos_get_the_normalisation_of_the_run(apart, hospitals):

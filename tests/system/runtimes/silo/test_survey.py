@@ -1,6 +1,7 @@
 """Surveys across silos: each sends its class counts once, or the reason of its refusal; nothing is trained."""
 
 import json
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -24,21 +25,10 @@ from fl_labelskew_plugins.runtimes.silo.guard import Guard, PolicyError
 from fl_labelskew_plugins.runtimes.silo.listening import ServerTransport
 from fl_labelskew_plugins.runtimes.silo.server import SiloServer
 from fl_labelskew_plugins.runtimes.silo.survey import SurveyAnswers, SurveyExchange
-from fl_labelskew_plugins.runtimes.transport import SERVER, Kind, Message, Transport
+from fl_labelskew_plugins.runtimes.transport import SERVER, Kind, Message
 from fl_labelskew_plugins.surveys.survey import of_partition
 
 NOISY = ["method_args.method=fedshift", "method_args.count_noise=3"]
-
-
-class Sent(Transport):
-    """Keep the sent messages, without a server."""
-
-    def __init__(self):
-        super().__init__()
-        self.messages, self.limits = [], {}
-
-    def send_message(self, msg):
-        self.messages.append(msg)
 
 
 @pytest.fixture
@@ -52,14 +42,14 @@ def silo(tmp_path):
         (tmp_path / folder / "secret").chmod(0o600)
         guard = Guard(Policy(**policy), "/home/ann/north.yaml", tmp_path / folder) if policy else None
         place, data = tmp_path / folder, facts.load(recipe, 1)
-        return SiloClient(Host(), Sent(), 2, recipe, data, place, Lines(), guard, answers=SurveyAnswers)
+        return SiloClient(Host(), Mock(limits={}), 2, recipe, data, place, Lines(), guard, answers=SurveyAnswers)
 
     return make
 
 
 def answer(silo):
     silo.receive_message(Kind.SURVEY, Message(Kind.SURVEY, SERVER, 2))
-    return silo.transport.messages[-1]
+    return silo.transport.send_message.call_args.args[0]
 
 
 def counts(silo):
@@ -123,7 +113,7 @@ def test_a_silo_does_not_train_in_a_survey(silo):
     made = silo()
     made.receive_message(Kind.TRAIN, Message(Kind.TRAIN, SERVER, 2, round=0))
     assert str(made.failure) == "the server requests training before it has described the run"
-    assert [Kind(msg.kind).name for msg in made.transport.messages] == ["FAILED"]
+    assert [call.args[0].kind.name for call in made.transport.send_message.mock_calls] == ["FAILED"]
 
 
 @pytest.fixture
@@ -219,8 +209,7 @@ def test_an_invalid_answer_turns_a_silo_away(says, server):
 
 def test_a_reconnected_silo_is_surveyed_again(server, transports):
     made = server("comm_args.min_clients=1", "train_args.client_num_in_total=3")
-    asked = []
-    made.transport.send_message = asked.append
+    made.transport.send_message = asked = Mock()
     hello(made, 1, 50)
     arrives(made, Kind.LEFT, 1)
     hello(made, 1, 50)
@@ -228,8 +217,7 @@ def test_a_reconnected_silo_is_surveyed_again(server, transports):
     hello(made, 1, 50)
     arrives(made, Kind.FINISH, 1)
     made.survey([""] * 3)
-    kinds = [Kind(msg.kind).name for msg in asked]
-    assert kinds == ["SURVEY", "SURVEY", "FINISH"]
+    assert [call.args[0].kind.name for call in asked.mock_calls] == ["SURVEY", "SURVEY", "FINISH"]
 
 
 def test_one_command_surveys_all_silos_and_finds_the_partition(federation, certificates):

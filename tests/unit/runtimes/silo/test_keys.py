@@ -150,11 +150,3 @@ def test_a_missing_or_wrong_passphrase_is_an_error_that_does_not_show_it(made, t
 )
 def test_only_a_silos_name_has_a_rank(name, rank):
     assert keys.rank_of(name) == rank
-
-
-def test_a_file_readable_by_others_causes_a_warning(tmp_path):
-    path = tmp_path / "secret"
-    path.touch()
-    for mode, warnings in ((0o600, []), (0o400, []), (0o640, [f"{path}: can be read by others; use chmod 600"])):
-        path.chmod(mode)
-        assert list(keys.readable_by_others(path)) == warnings

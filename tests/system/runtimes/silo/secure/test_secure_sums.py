@@ -46,12 +46,12 @@ def test_wide_values_are_summed_modulo_64_bits(hospitals, bits):
 
 
 def test_any_silos_lost_at_any_step(hospitals):
-    """Every set of silos lost at every step: the sum of the others if they are enough, else an error."""
+    """One or two silos lost at every step: the sum of the others if they are enough, else an error."""
     silos, least = 4, 3
     about = attempt(length=3, at_least=least)
     values = vectors(range(1, silos + 1), about)
     wards = hospitals(silos)
-    for step, number in itertools.product(range(6), range(silos + 1)):
+    for step, number in itertools.product(range(6), (1, 2)):
         for gone in itertools.combinations(range(1, silos + 1), number):
             for ward in wards:
                 (ward.folder / "secure.json").unlink(missing_ok=True)  # each is another run
