@@ -123,11 +123,12 @@ def all_up(folder):
     return lambda: all((folder / f"up{rank}").exists() for rank in range(3))
 
 
-def test_a_run_that_ends_well(folder):
-    """Inside a single rank of another mpirun."""
-    code, out, err = end(start(folder, "fine", mpirun=[*MPIRUN, "1"], OMP_NUM_THREADS="3"))
+@pytest.mark.parametrize(("mpirun", "terminal"), [([], False), ([*MPIRUN, "1"], True)], ids=["plain", "inside mpirun"])
+def test_a_run_that_ends_well(folder, mpirun, terminal):
+    """An mpirun shows its ranks a terminal."""
+    code, out, err = end(start(folder, "fine", mpirun=mpirun, OMP_NUM_THREADS="3"))
     assert (code, err) == (0, "heard at once\n")
-    assert out == "rank 0 of 3\nFalse  3\ndone\n"
+    assert out == f"rank 0 of 3\n{terminal}  3\ndone\n"
     assert len(pids(folder)) == 3
     assert not any(map(alive, pids(folder)))
 
