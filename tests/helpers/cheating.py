@@ -30,7 +30,7 @@ from fl_labelskew_plugins.runtimes.silo import client as silo_client
 from fl_labelskew_plugins.runtimes.silo.secure import masks, shares
 from fl_labelskew_plugins.runtimes.silo.secure.answering import SiloSums
 from fl_labelskew_plugins.runtimes.silo.secure.asking import ServerSums
-from fl_labelskew_plugins.runtimes.silo.secure.attempt import SecureError, number_of_test
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import SecureError
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Advert
 from fl_labelskew_plugins.runtimes.silo.secure.server import ServerRound
 from fl_labelskew_plugins.runtimes.silo.secure.silo import STEPS, SiloRound
@@ -551,17 +551,6 @@ def is_ready_and_pretends_to_restart():
     def reconnects(silo):
         silo._process = "f" * 16
         silo.transport._cancel()
-
-
-@cheat
-def dies_in_a_test():
-    """After the second round."""
-
-    @replaces(SiloRound, "advertise")
-    def advertise(silo, honest):
-        if silo.attempt.round == number_of_test(ROUND):
-            die()
-        return honest()
 
 
 if __name__ == "__main__":

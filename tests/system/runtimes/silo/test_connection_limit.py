@@ -20,19 +20,15 @@ from fl_labelskew_plugins.runtimes.transport import Kind
 
 
 @pytest.fixture
-def start(start):
-    """Makes servers, and silos that have joined them."""
+def join(start):
+    """Makes silos that have joined a server."""
 
-    def silo(address, rank):
-        made = start.silo(address, rank, tls=True).transport
-        assert made._next(20).kind == Kind.JOINED
-        return made
+    def join(server, rank):
+        silo = start.silo(server.address, rank, tls=True)
+        silo.wait(Kind.JOINED)
+        return silo.transport
 
-    def server():
-        return start(tls=True).transport
-
-    server.silo = silo
-    return server
+    return join
 
 
 def stand(place, over, closed):
@@ -44,13 +40,13 @@ def stand(place, over, closed):
             closed.append(one)
 
 
-def test_too_many_connections_close_those_without_a_stream(start, monkeypatch):
+def test_too_many_connections_close_those_without_a_stream(start, join, monkeypatch):
     monkeypatch.setattr(connection_limit, "PLACES", 80)
     monkeypatch.setattr(connection_limit, "GRACE_S", 0.3)
     monkeypatch.setattr(connection_limit, "HANDSHAKE_S", 0.5)
     monkeypatch.setattr(connection_limit, "LOOK_S", 0.05)
-    server = start()
-    silo = start.silo(server.address, 1)
+    server = start(tls=True).transport
+    silo = join(server, 1)
     host, port = server.address.split(":")
     over, closed = threading.Event(), []
     with ThreadPoolExecutor(60) as pool, contextlib.ExitStack() as stack:
@@ -58,7 +54,7 @@ def test_too_many_connections_close_those_without_a_stream(start, monkeypatch):
         for _ in range(60):  # of one address 20 may stay
             pool.submit(stand, (host, int(port)), over, closed)
         wait_until(lambda: len(closed) > 100)
-        start.silo(server.address, 2)
+        join(server, 2)
     assert silo.arrived.empty()
     kinds = []
     while "REFUSED" not in kinds:
@@ -70,11 +66,11 @@ def test_too_many_connections_close_those_without_a_stream(start, monkeypatch):
     assert "LEFT" not in kinds
 
 
-def test_a_connection_without_a_stream_is_closed_after_a_while(start, monkeypatch):
+def test_a_connection_without_a_stream_is_closed_after_a_while(start, join, monkeypatch):
     monkeypatch.setattr(connection_limit, "WAIT_S", 0.3)
     monkeypatch.setattr(connection_limit, "LOOK_S", 0.05)
-    server = start()
-    silo = start.silo(server.address, 1)
+    server = start(tls=True).transport
+    silo = join(server, 1)
     host, port = server.address.split(":")
     with socket.create_server((host, 0)) as other:
         bystander = socket.create_connection(other.getsockname())
@@ -122,10 +118,10 @@ def test_the_limit_of_connections_follows_the_limit_of_open_files():
         resource.setrlimit(resource.RLIMIT_NOFILE, old)
 
 
-def test_silent_streams_of_a_member_keep_no_silo_out(start, certificates, monkeypatch):
+def test_silent_streams_of_a_member_keep_no_silo_out(start, join, certificates, monkeypatch):
     monkeypatch.setattr(listening, "HELLO_S", 60.0)
-    server = start()
-    third = start.silo(server.address, 3)
+    server = start(tls=True).transport
+    third = join(server, 3)
     tls, over = certs.read(certificates, "silo-3"), threading.Event()
     with ThreadPoolExecutor(60) as pool:
         crowd = [pool.submit(raw, server.address, tls=tls, hold=over) for _ in range(60)]
@@ -133,7 +129,7 @@ def test_silent_streams_of_a_member_keep_no_silo_out(start, certificates, monkey
         text = "has opened other connections with this certificate without sending HELLO"
         assert {stream.result() for stream in crowd if stream.done()} == {("RESOURCE_EXHAUSTED", text)}
         for rank in (1, 2, 1):
-            start.silo(server.address, rank)
+            join(server, rank)
         assert third.arrived.empty()  # a silo that has sent HELLO stays
-        start.silo(server.address, 3)
+        join(server, 3)
         over.set()

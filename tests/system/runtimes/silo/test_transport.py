@@ -176,25 +176,17 @@ def test_without_tls_no_connection_is_replaced(start):
     assert "LEFT" not in server.kinds
 
 
-def test_queued_messages_arrive_before_the_end(start):
+@pytest.mark.parametrize("of_server", [True, False])
+def test_queued_messages_arrive_before_the_end(start, of_server):
     server, silo = pair(start)
-    silo.transport.limits[Kind.FINISH] = 2**26
-    server.send(Kind.VERDICT, 1)
-    server.send(Kind.FINISH, 1, tensors={"model": torch.ones(2**23)})
-    server.transport.stop_receive_message()
-    server.transport.stop_receive_message()
-    assert silo.wait(Kind.FINISH).tensors["model"].sum() == 2**23
-    silo.transport.stop_receive_message()
-    silo.transport.stop_receive_message()
-
-
-def test_the_last_message_of_a_silo_arrives(start):
-    server, silo = pair(start)
-    server.transport.limits[Kind.FAILED] = 2**26
-    silo.send(Kind.FAILED, meta={"reason": "no more data"}, tensors={"a": torch.ones(2**23)})
-    silo.transport.stop_receive_message()
-    assert server.wait(Kind.FAILED).meta == {"reason": "no more data"}
-    server.wait(Kind.LEFT)
+    sender, receiver, kind = (server, silo, Kind.FINISH) if of_server else (silo, server, Kind.FAILED)
+    receiver.transport.limits[kind] = 2**26
+    sender.send(Kind.VERDICT if of_server else Kind.UPLOAD, int(of_server))
+    sender.send(kind, int(of_server), meta={"reason": "no more data"}, tensors={"model": torch.ones(2**23)})
+    sender.transport.stop_receive_message()
+    sender.transport.stop_receive_message()
+    assert receiver.wait(kind).tensors["model"].sum() == 2**23
+    receiver.wait(Kind.LEFT)
 
 
 def test_a_silo_that_does_not_read_blocks_no_other(start):
@@ -317,11 +309,7 @@ INVALID, DENIED, LARGE = "INVALID_ARGUMENT", "PERMISSION_DENIED", "RESOURCE_EXHA
         ([head(2**63)], LARGE, "sent HELLO of 9223372036854775808 bytes; at most 1048576 are expected"),
         ([*HELLO, *HELLO], INVALID, "sent a second HELLO"),
         ([*HELLO, *chunks(Kind.UPLOAD, 2)], DENIED, "claims to be silo 2"),
-        (
-            [*HELLO, head(3 * 2**30, Kind.UPLOAD)],
-            LARGE,
-            "sent UPLOAD of 3221225472 bytes; at most 1048576 are",
-        ),
+        ([*HELLO, head(3 * 2**30, Kind.UPLOAD)], LARGE, "sent UPLOAD of 3221225472 bytes; at most 1048576 are"),
         (
             [*HELLO, head(len(PAYLOAD), Kind.UPLOAD) + PAYLOAD],
             INVALID,

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.runtimes.silo import facts
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import number_of_test
 
 SECURE = "comm_args.secure_aggregation=true"
 FOUR = [SECURE, "comm_args.reconnect_s=1", "comm_args.quorum_timeout_s=60"]
@@ -207,7 +208,7 @@ def test_a_round_without_all_silos_of_the_opening_has_no_accuracy(secure):
     federation = secure(*PER_CLIENT, "comm_args.reconnect_s=1")
     reports = ("--set", "comm_args.send_measures=true")
     server, silos = federation.server(), [federation.silo(1, *reports), *federation.silos(2, 3)]
-    assert federation.silo(4, *reports, cheat="dies_in_a_test").wait() == -signal.SIGKILL
+    assert federation.silo(4, *reports, cheat=f"dies_at_advertise@{number_of_test(ROUND)}").wait() == -signal.SIGKILL
     server.says("no accuracy in this round, because its sum must include all silos of the opening exchange")
     finished(federation.silo(4, *reports), server, *silos)
     (own, size), (_, other) = own_tests(federation, 1), own_tests(federation, 4)
