@@ -521,7 +521,7 @@ def silent_at(kind):
             honest(run, message)
 
 
-for kind in (Kind.MASKED, Kind.REVEALED):
+for kind in (Kind.KEYS, Kind.MASKED, Kind.REVEALED):
     CHEATS[f"silent_at_{kind.name}"] = partial(silent_at, kind)
 
 

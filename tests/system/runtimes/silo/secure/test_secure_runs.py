@@ -16,7 +16,9 @@ from safetensors.torch import load_file
 from fl_labelskew_plugins.machine.files import read_lines
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.runtimes.silo import facts
+from fl_labelskew_plugins.runtimes.silo.secure import wire
 from fl_labelskew_plugins.runtimes.silo.secure.attempt import number_of_test
+from fl_labelskew_plugins.runtimes.transport import Kind
 
 SECURE = "comm_args.secure_aggregation=true"
 FOUR = [SECURE, "comm_args.reconnect_s=1", "comm_args.quorum_timeout_s=60"]
@@ -269,6 +271,16 @@ def test_a_policy_limits_the_masked_vectors_of_a_round(secure):
     assert [charged(federation, rank) for rank in (1, 2)] == [[-1, 0, 1]] * 2
 
 
+def test_a_sum_of_fewer_than_the_noise_is_made_for_is_not_opened(secure):
+    federation = secure(*NOISY, "comm_args.secure_threshold=4")
+    server, silos = federation.server(), federation.silos(1, 2, 3)
+    victim = federation.silo(4, cheat="dies_at_share")
+    assert victim.wait() == -signal.SIGKILL
+    server.says("3 silos have shared, but at least 4 are needed")
+    killed(server, *silos)
+    assert [line["round"] for line in federation.lines()] == [0]
+
+
 # The first and the last step of a sum; test_secure_attacks.py has the others.
 SERVERS = {
     "replaces_a_key": "the keys of silo 2 are not signed with its certificate's key for this attempt; they were re",
@@ -402,15 +414,16 @@ def test_a_silo_that_answers_each_step_late_is_excluded(secure):
     assert "round 2: silo 4 sent no keys in time; skipped until it sends a message" in server.text
 
 
-def test_a_silo_that_sends_no_vector(secure):
+@pytest.mark.parametrize("kind", [Kind.KEYS, Kind.MASKED, Kind.REVEALED], ids=lambda kind: kind.name)
+def test_a_silo_that_is_silent_at_a_step(secure, kind):
     """It takes no time from honest silos on slow lines, and their ledgers are charged once a round."""
     federation = secure(*NOISY, "comm_args.round_deadline_s=12")
     server = federation.server()
     honest = [federation.silo(rank, cheat="has_a_slow_line") for rank in (1, 2, 3)]
-    federation.silo(4, cheat="silent_at_MASKED")
+    federation.silo(4, cheat=f"silent_at_{kind.name}")
     finished(server, *honest)
-    assert left_out(federation) == [[], [3], [3]]
-    assert "round 2: silo 4 sent no masked vectors in time; skipped until it sends a message" in server.text
+    assert left_out(federation) == [[], [] if kind is Kind.REVEALED else [3], [3]]
+    assert f"round 2: silo 4 sent no {wire.STEPS[kind]} in time; skipped until it sends a message" in server.text
     assert [charged(federation, rank) for rank in (1, 2, 3)] == [[-1, 0, 1, 2]] * 3
 
 
