@@ -277,7 +277,7 @@ def test_unfit_silos_are_turned_away_and_a_dominant_one_is_reported(federation):
         ),
         (
             {"num_classes": 11},
-            "its samples have shape (1, 8, 8) and 11 classes, the federation's (1, 8, 8) and 10; ",
+            "its data have 11 classes and samples of shape (1, 8, 8); expected: 10 classes and samples",
         ),
     ):
         fake = FakeSilo(federation.address, [], facts=FACTS | change)
@@ -315,12 +315,7 @@ class LeavesBeforeTraining(FakeSilo):
 
 
 def test_a_silo_that_is_turned_away_after_its_opening_no_longer_counts(federation):
-    federation.overrides = [
-        "method_args.method=fedshift",
-        "train_args.comm_round=9",
-        SLOW,
-        "comm_args.quorum_timeout_s=5",
-    ]
+    federation.overrides = ["method_args.method=fedshift", "train_args.comm_round=9", "train_args.epochs=40"]
     server = federation.server()
     server.says("listening on")
     smoothed = torch.tensor([1e3, *[0.0] * 9], dtype=torch.float64)
