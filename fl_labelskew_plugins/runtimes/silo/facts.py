@@ -375,16 +375,24 @@ class Census:
         return stats.pooled(parts) if parts else None
 
     def unusual_moments(self, clients: Collection[int]) -> Iterator[int]:
-        """Silos with a std more than 10 times larger or smaller than the median, or a mean 10 median stds away."""
+        """Silos that move a common mean by 10 median stds, or a common std to 10 times or a tenth of the median."""
         known = sorted({*clients} & self._sums.keys())
         if not known:
             return
-        means, stds = np.array([stats.pooled([self._sums[client]]) for client in known]).transpose(1, 0, 2)
-        largest, typical = stds.max(axis=1), np.median(stds, axis=0)
-        middle = np.median(largest)
-        far = (np.abs(means - np.median(means, axis=0)) > 10 * typical).any(axis=1)
-        wrong = far | ~((middle / 10 <= largest) & (largest <= middle * 10))
-        yield from np.array(known)[wrong].tolist()
+        parts = [self._sums[client] for client in known]
+        floats = [(part.count, *part.floats()) for part in parts]
+        means = np.array([first / count for count, first, _ in floats])
+        stds = np.array([np.sqrt(second / count) for count, _, second in floats])
+        mean, std = np.median(means, axis=0), np.median(stds, axis=0)
+
+        def far(means: NDArray[np.float64], stds: NDArray[np.float64]) -> NDArray[np.bool_]:
+            # an entry that is constant at most silos is divided by the common std
+            away = np.abs(means - mean) > 10 * np.where(std > 0, std, stds)
+            unusual: NDArray[np.bool_] = away | ((std > 0) & ((stds < std / 10) | (stds > 10 * std)))
+            return unusual
+
+        moved = far(*map(np.array, stats.pooled(parts)))
+        yield from np.array(known)[(far(means, stds) & moved).any(axis=1)].tolist()
 
     @property
     def exact(self) -> bool:

@@ -133,10 +133,10 @@ class Opening(SiloExchange):
         server, uncounted = self.rounds.server, self.server.members.uncounted
         server.federation = self.server.census.federation(self.rounds.session.federation, uncounted)
         clients, total = sorted(self._sent.keys() - uncounted), server.federation.num_samples
-        for client in clients:
+        for client in set(range(self.server.num_silos)) - uncounted:
             if server.declared and len(clients) > 1 and (size := self.server.sizes[client]) > HEAVY * total:
                 what = f"reports {size} of all {total} training samples, and silos compute their weights from these"
-                self.server.print_event(client, what, self.server.warn)
+                self.server.warn_once(client, f"silo {client + 1} {what}")
         server.open([self._sent[client] for client in clients])
 
 
@@ -153,7 +153,7 @@ class Uploads(SiloExchange):
         self.close()
         self._taken: dict[int, int] = {}
         self._terms = defaultdict[int, set[str]](set)
-        self._comm, self._warned = server.recipe.comm, set[tuple[int, int, bool]]()
+        self._comm = server.recipe.comm
         self.handlers = {Kind.UPLOAD: self._received}
 
     def on_hello(self, client: int, message: Message, *, same_process: bool) -> None:
@@ -279,14 +279,14 @@ class Uploads(SiloExchange):
             if len(clients) > 1 and share > HEAVY * sum(shares):
                 text = f"silo {client + 1} has {100 * share / sum(shares):.4g} % of the weight of {where}"
                 reported = f"this silo reports {sizes[client]} of all {sum(samples)} training samples"
-                self._warn_once(client, f"{text}: {reported}")
+                self.server.warn_once(client, f"{text}: {reported}")
         total = server.federation.num_samples
         if (rest := share_of_old(shares)) > HEAVY:
             for client, size in enumerate(sizes):
                 if client not in clients and (1 - HEAVY) * total < size <= total:
                     text = f"{100 * rest:.4g} % of {where}'s model is the old one without silo {client + 1}"
                     reported = f"this silo reports {size} of all {total} training samples"
-                    self._warn_once(client, f"{text}: {reported}", present=False)
+                    self.server.warn_once(client, f"{text}: {reported}", "absent")
 
     def _warn_of_declared(self, weights: Mapping[int, float]) -> None:
         total, where = added(weights.values()), self.server.members.where
@@ -294,13 +294,7 @@ class Uploads(SiloExchange):
             if len(weights) > 1 and weight > HEAVY * total:
                 text = f"silo {client + 1} has {100 * weight / total:.4g} % of the weight of {where}"
                 reported = f"this silo declares the weight {weight:.4g}, and all silos together {total:.4g}"
-                self._warn_once(client, f"{text}: {reported}")
-
-    def _warn_once(self, client: int, text: str, *, present: bool = True) -> None:
-        key = (client, self.server.sizes[client], present)
-        if key not in self._warned:
-            self._warned.add(key)
-            log.warn(text)
+                self.server.warn_once(client, f"{text}: {reported}", "declared")
 
 
 class ClientTests(SiloExchange):
@@ -407,6 +401,7 @@ class SiloServer(Manager):
         self.sizes = [0] * self.num_silos if checkpoint is None else list(checkpoint.sizes)
         self.failed: dict[int, str] = {}
         self.flood = Flood(self.print_line)
+        self._warned = set[tuple[int, int, str]]()
         self._expected = {client for client in range(self.num_silos) if checkpoint is None or self.sizes[client]}
         self._over = checkpoint is not None and checkpoint.round == recipe.train.comm_round
         self._processes: dict[int, Any] = {}
@@ -462,7 +457,7 @@ class SiloServer(Manager):
             values = " and ".join(few([f"{value:.4g}" for value in numbers], 3) for numbers in made)
             self.print_line(f"mean and std of the training samples of {counted(len(silos), 'silo')} together: {values}")
             for client in self.census.unusual_moments(silos):
-                what = "reports a mean or std of its samples far from the median of the silos"
+                what = "reports a mean or std of its samples that changes those of all silos together by a factor of 10"
                 use = "check its data, or exclude it and begin a new run: mean and std stay the same in this run"
                 self.print_line(f"silo {client + 1} {what}; {use}", level=log.WARNING)
             if 0 < len(floats := self.census.inexact) < len(silos):
@@ -553,6 +548,13 @@ class SiloServer(Manager):
     ) -> None:
         """Print an event of a silo, the same one at most ``most`` times per minute."""
         self.flood.print_event(f"silo {client + 1}", event, most=most, print_line=print_line)
+
+    def warn_once(self, client: int, text: str, cause: str = "") -> None:
+        """Warn about a silo's part of all samples, once per number and cause."""
+        key = (client, self.sizes[client], cause)
+        if key not in self._warned:
+            self._warned.add(key)
+            log.warn(text)
 
     def _hello(self, message: Message) -> None:
         client, meta = message.sender - 1, message.meta

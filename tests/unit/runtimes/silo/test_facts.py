@@ -99,6 +99,22 @@ def test_a_silo_with_an_unusual_std_is_named():
     assert list(census.unusual_moments(())) == []
 
 
+def test_a_silo_that_determines_the_common_std_of_any_entry_is_named():
+    recipe = parsed("data_args.input_shape=[3, 1, 1]", "data_args.classes=10")
+    census = silos.Census(recipe, None, [0] * 5, lambda client, line: None)
+    x = np.random.default_rng(0).normal(size=(50, 3, 1, 1)) * np.array([1, 1e-3, 0]).reshape(3, 1, 1)
+    honest = stats.sums(x)
+    for made, named in (
+        (replace(honest, second=np.full(3, 50.0)), [4]),  # the largest std everywhere
+        (stats.MomentSums(10**9, 10**9 * x.mean(axis=(0, 2, 3)), np.zeros(3)), [4]),  # many samples, all equal
+        (replace(honest, second=honest.second + np.array([0, 0, 1e-4])), []),  # an entry that is constant elsewhere
+        (replace(honest, first=honest.first + np.array([0, 0, 1e6])), []),
+        (stats.sums(x[:2] * [[[1]], [[0]], [[0]]]), []),  # constant only in a small silo
+    ):
+        census._sums = dict.fromkeys(range(4), honest) | {4: made}
+        assert list(census.unusual_moments(range(5))) == named
+
+
 def test_only_a_digest_of_class_names_is_sent_and_class_counts_only_for_weighted_rows():
     digits = silos.load(parsed(), 0)
     assert digits.facts.meta().keys() == {"samples", "input_shape", "num_classes"}
