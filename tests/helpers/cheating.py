@@ -11,6 +11,7 @@ import signal
 import sys
 import threading
 import time
+import weakref
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -299,6 +300,22 @@ def prints_its_openings():
     @replaces(sums.Sums, "encode_opening")
     def opened(self, honest, *args):
         print("counts its samples", flush=True)
+        return honest(*args)
+
+
+@cheat
+def reports_freed_results():
+    """An honest silo. Freeing its results after the answer would show the server whether training has failed."""
+    kept = []
+
+    @replaces(SummedAnswers, "to_upload")
+    def to_upload(self, honest, round, start, result):
+        kept.append(weakref.ref(result))
+        return honest(round, start, result)
+
+    @replaces(SummedAnswers, "send")
+    def send(self, honest, *args):
+        print("results are", "kept" if kept[-1]() else "freed", flush=True)
         return honest(*args)
 
 

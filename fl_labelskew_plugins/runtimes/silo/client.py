@@ -435,6 +435,7 @@ class SiloClient(Manager):
         self.upload = (round, upload)
         seconds = time.perf_counter() - begun
         self.show.note(f"round {round + 1}: trained in {seconds:.1f} s, {sent / 1e6:.2f} MB to send")
+        del result, upload, weights, shared  # freed after the answer, they would show whether training has failed
         self._send_upload()
         self.transport.audit.sync()
 
