@@ -1,4 +1,1 @@
-"""Plots and tables of the papers other than accuracy.
-
-May import engine and below. Only runs with diagnostics import it.
-"""
+"""Plots and tables of the papers other than accuracy; imported only by runs with diagnostics."""

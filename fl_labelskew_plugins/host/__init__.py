@@ -1,7 +1,4 @@
-"""The interface between FedML and this package; importing it imports FedML.
-
-May import runs, engine and below. The runtimes use it.
-"""
+"""The interface between FedML and this package; importing it imports FedML."""
 
 import warnings
 

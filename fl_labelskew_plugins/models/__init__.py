@@ -1,4 +1,1 @@
-"""Networks with ``features`` and a linear ``classifier``.
-
-They may import params and the machine.
-"""
+"""Networks with ``features`` and a linear ``classifier``."""

@@ -1,4 +1,1 @@
-"""The display of a run: progress on a terminal, tables before and after it, model card.
-
-May import runs and below. front, studies and cli use it.
-"""
+"""The display of a run: progress on a terminal, tables before and after it, model card."""

@@ -1,1 +1,1 @@
-"""Trackers, imported only if a recipe names them. May import params and machine."""
+"""Trackers, imported only if a recipe names them."""
