@@ -85,7 +85,7 @@ def _parts(survey: Survey) -> Iterator[str]:
     title = f"{survey.title}: {counted(number, 'client')}, {counted(int(measured.samples.sum()), 'training sample')}"
     listed, note = list(range(number)), ""
     if number > MAX_CLIENTS:
-        order = sorted((k for k in listed if measured.samples[k]), key=lambda k: -measured.hellinger[k])
+        order = sorted((k for k in listed if measured.samples[k]), key=lambda k: -measured.measures["hellinger"][k])
         listed = order[:MAX_CLIENTS]
         note = f"\n(listed: the {MAX_CLIENTS} clients with the class shares that differ most from the federation's)"
     yield f"{title} of {classes}{note}"
@@ -98,12 +98,12 @@ def _parts(survey: Survey) -> Iterator[str]:
     worst = f"client {worst}" if worst.isdecimal() else worst
     head = ["measure", "min", "median", "max", "mean", "sample-weighted mean"]
     rows = []
-    for name, values in measured.measures().items():
+    for name, values in measured.measures.items():
         present = values[measured.samples > 0].tolist()
         ordered = min(present), statistics.median(present), max(present)
         rows.append([HEADS[name], *map(_number, (*ordered, measured.mean[name], measured.weighted_mean[name]))])
     yield table.plain(head, rows)
-    furthest = f"{worst}, at {_number(measured.hellinger[measured.worst])} (Hellinger)"
+    furthest = f"{worst}, at {_number(measured.measures['hellinger'][measured.worst])} (Hellinger)"
     notes = [f"{100 * measured.missing_pairs:.3g} % of the (client, class) pairs have no sample"]
     yield "\n".join(map(wrapped, [*notes, f"furthest from the federation's class shares: {furthest}", *survey.notes]))
     yield _suggested(survey)
@@ -130,7 +130,7 @@ def _suggested(survey: Survey) -> str:
 
 
 def _row(survey: Survey, client: int) -> list[str]:
-    measures = [_number(values[client]) for values in survey.skew.measures().values()]
+    measures = [_number(values[client]) for values in survey.skew.measures.values()]
     names = [name for name, none in zip(survey.class_names, survey.skew.missing[client], strict=True) if none]
     return [clean(survey.clients[client], 40), *measures, few(names, 8)]
 

@@ -12,8 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
-MEASURES = ("held", "effective", "imbalance", "hellinger", "chance")
-"""Measures per client in :class:`Skew`, in the order of tables."""
 
 
 def shares(counts: NDArray[Any]) -> Floats:
@@ -94,18 +92,14 @@ def by_chance(samples: NDArray[np.int64], classes: int) -> Floats:
 class Skew:
     """Label skew of a federation, from :func:`skew`.
 
-    ``prior`` is ``(C,)``; ``missing`` ``(K, C)`` marks classes without samples of a client. All others are ``(K,)``;
-    ``hellinger`` and ``chance`` are distances from the prior.
+    ``prior`` is ``(C,)``; ``missing`` ``(K, C)`` marks classes without samples of a client; ``samples`` is ``(K,)``.
+    ``measures`` are ``(K,)``, in the order of tables; ``hellinger`` and ``chance`` are distances from the prior.
     """
 
     prior: Floats
     missing: NDArray[np.bool_]
     samples: NDArray[np.int64]
-    held: NDArray[np.int64]
-    effective: Floats
-    imbalance: Floats
-    hellinger: Floats
-    chance: Floats
+    measures: dict[str, NDArray[Any]]
 
     @property
     def missing_pairs(self) -> float:
@@ -115,19 +109,19 @@ class Skew:
     @property
     def mean(self) -> dict[str, float]:
         """Unweighted mean over the clients."""
-        return {name: float(values[self.samples > 0].mean()) for name, values in self.measures().items()}
+        return {name: float(values[self.samples > 0].mean()) for name, values in self.measures.items()}
 
     @property
     def weighted_mean(self) -> dict[str, float]:
         """Mean over the clients, weighted by samples."""
         some = self.samples > 0
         weights = self.samples[some]
-        return {name: float(np.average(v[some], weights=weights)) for name, v in self.measures().items()}
+        return {name: float(np.average(v[some], weights=weights)) for name, v in self.measures.items()}
 
     @property
     def worst(self) -> int:
         """Client with the largest distance from the prior."""
-        return int(np.nanargmax(self.hellinger))
+        return int(np.nanargmax(self.measures["hellinger"]))
 
     @property
     def beyond_chance(self) -> float:
@@ -141,26 +135,20 @@ class Skew:
         some = self.samples[self.samples > 0]
         return float(some.max() / some.min())
 
-    def measures(self) -> dict[str, NDArray[Any]]:
-        """Each of :data:`MEASURES`, ``(K,)``."""
-        return {name: getattr(self, name) for name in MEASURES}
-
 
 def skew(counts: NDArray[np.int64]) -> Skew:
     """Label skew of counts ``(K, C)``, which are not all 0.
 
     >>> measured = skew(np.array([[30, 10], [0, 40]]))
-    >>> measured.prior, measured.missing_pairs, measured.hellinger.round(4)
+    >>> measured.prior, measured.missing_pairs, measured.measures["hellinger"].round(4)
     (array([0.375, 0.625]), 0.25, array([0.2727, 0.4576]))
     """
     samples, prior, local = counts.sum(1), shares(counts.sum(0)), shares(counts)
-    return Skew(
-        prior=prior,
-        missing=counts == 0,
-        samples=samples,
-        held=(counts > 0).sum(1),
-        effective=effective_classes(local),
-        imbalance=imbalance(counts),
-        hellinger=hellinger(local, prior),
-        chance=by_chance(samples, int((prior > 0).sum())),
-    )
+    measures = {
+        "held": (counts > 0).sum(1),
+        "effective": effective_classes(local),
+        "imbalance": imbalance(counts),
+        "hellinger": hellinger(local, prior),
+        "chance": by_chance(samples, int((prior > 0).sum())),
+    }
+    return Skew(prior, counts == 0, samples, measures)

@@ -67,7 +67,7 @@ class Survey:
         """A row per client: samples per class and in total, then measures."""
         import pandas as pd
 
-        measures = {"samples": self.skew.samples, **self.skew.measures()}
+        measures = {"samples": self.skew.samples, **self.skew.measures}
         measures |= {"count_noise": np.array(self.noise)} if self.noise else {}
         parts = [pd.DataFrame(self.counts, columns=list(self.class_names)), pd.DataFrame(measures)]
         return pd.concat(parts, axis=1).set_index(pd.Index(self.clients, name="client"))
@@ -76,7 +76,7 @@ class Survey:
         """All content in JSON's types, with null for NaN."""
         measured, noise = self.skew, self.noise or [0.0] * len(self.clients)
         situation = evidence(measured)
-        columns = {"samples": measured.samples, **measured.measures()}
+        columns = {"samples": measured.samples, **measured.measures}
         clients = [
             {"name": name, "counts": self.counts[k].tolist(), "missing": np.flatnonzero(measured.missing[k]).tolist()}
             | {key: values[k].item() for key, values in columns.items()}

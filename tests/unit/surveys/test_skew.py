@@ -23,16 +23,16 @@ def naive(counts):
 def test_two_clients_by_hand():
     measured = skew(np.array([[30, 10], [0, 40]]))
     assert measured.missing.tolist() == [[False, False], [True, False]]
-    assert measured.held.tolist() == [2, 1]
-    assert measured.imbalance.tolist() == [3.0, 1.0]
+    assert measured.measures["held"].tolist() == [2, 1]
+    assert measured.measures["imbalance"].tolist() == [3.0, 1.0]
     assert measured.size_ratio == 1.0
     assert measured.worst == 1
-    assert measured.chance == pytest.approx([math.sqrt(1 / (8 * 40) / 2)] * 2)
+    assert measured.measures["chance"] == pytest.approx([math.sqrt(1 / (8 * 40) / 2)] * 2)
 
 
 def test_means_count_clients_alike_or_by_their_samples():
     measured = skew(np.array([[30, 30], [20, 0]]))
-    a, b = measured.hellinger
+    a, b = measured.measures["hellinger"]
     assert measured.mean["hellinger"] == pytest.approx((a + b) / 2)
     assert measured.weighted_mean["hellinger"] == pytest.approx((60 * a + 20 * b) / 80)
     assert measured.mean["held"] == 1.5
@@ -41,8 +41,8 @@ def test_means_count_clients_alike_or_by_their_samples():
 
 def test_distances_equal_naive_loops_and_scipy():
     measured = skew(COUNTS)
-    assert measured.hellinger == pytest.approx(list(naive(COUNTS.tolist())), abs=1e-12)
-    assert measured.effective == pytest.approx([math.exp(entropy(row)) for row in shares(COUNTS)])
+    assert measured.measures["hellinger"] == pytest.approx(list(naive(COUNTS.tolist())), abs=1e-12)
+    assert measured.measures["effective"] == pytest.approx([math.exp(entropy(row)) for row in shares(COUNTS)])
 
 
 def test_a_client_without_samples_is_in_no_mean():
@@ -51,14 +51,14 @@ def test_a_client_without_samples_is_in_no_mean():
     assert measured.mean == without.mean
     assert measured.weighted_mean == without.weighted_mean
     assert measured.worst == 2
-    for values in (measured.hellinger, measured.effective, measured.imbalance, measured.chance):
-        assert np.isnan(values).tolist() == [False, True, False]
+    for name in ("hellinger", "effective", "imbalance", "chance"):
+        assert np.isnan(measured.measures[name]).tolist() == [False, True, False]
 
 
 def test_one_client_is_its_own_prior():
     measured = skew(np.array([[5, 3, 0]]))
-    assert measured.hellinger.tolist() == [0.0]
-    assert measured.chance.tolist() == [0.0]
+    assert measured.measures["hellinger"].tolist() == [0.0]
+    assert measured.measures["chance"].tolist() == [0.0]
     assert measured.beyond_chance == 1.0
 
 
@@ -66,6 +66,6 @@ def test_one_client_is_its_own_prior():
 def test_iid_clients_have_the_distance_expected_by_chance(samples):
     rng = np.random.default_rng(1)
     federations = [skew(rng.multinomial(samples, [0.4, 0.3, 0.2, 0.1], size=8)) for _ in range(200)]
-    squared = np.mean([np.square(federation.hellinger).mean() for federation in federations])
-    assert math.sqrt(squared) == pytest.approx(federations[0].chance[0], rel=0.05)
+    squared = np.mean([np.square(federation.measures["hellinger"]).mean() for federation in federations])
+    assert math.sqrt(squared) == pytest.approx(federations[0].measures["chance"][0], rel=0.05)
     assert np.mean([federation.beyond_chance for federation in federations]) == pytest.approx(1, abs=0.1)

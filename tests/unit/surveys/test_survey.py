@@ -56,6 +56,6 @@ def test_files_have_all_clients_and_a_picture(tmp_path):
     head, *rows = csv.reader((tmp_path / "new" / "x.csv").open())
     assert head[:6] == ["client", "a", "b", "c", "d", "samples"]
     assert [row[:6] for row in rows] == [["north", "30", "10", "0", "0", "40"], ["south", "0", "40", "5", "0", "45"]]
-    assert float(dict(zip(head, rows[1], strict=True))["hellinger"]) == survey.skew.hellinger[1]
+    assert float(dict(zip(head, rows[1], strict=True))["hellinger"]) == survey.skew.measures["hellinger"][1]
     assert [row[-1] for row in rows] == ["0.0", "4.0"]
     assert json.loads((tmp_path / "new" / "x.json").read_text())["clients"][1]["name"] == "south"
