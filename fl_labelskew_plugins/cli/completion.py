@@ -20,18 +20,14 @@ def plugins(kind: Kind) -> Complete:
 
 def recipes(context: click.Context, parameter: click.Parameter, word: str) -> Items:
     """Complete a recipe's name, or the path of its file."""
-    return [*_matching(_shipped(word), word), CompletionItem(word, type="file")]
+    return [*shipped_names(context, parameter, word), CompletionItem(word, type="file")]
 
 
 def shipped_names(context: click.Context, parameter: click.Parameter, word: str) -> Items:
     """Complete the name of a package's recipe."""
-    return _matching(_shipped(word), word)
-
-
-def _shipped(word: str) -> list[str]:
     papers = [paper for paper in shipped.papers() if f"{paper}/".startswith(word) or word.startswith(f"{paper}/")]
     rows = shipped.table(papers[0]).cells if len(papers) == 1 else [""]
-    return [*shipped.files(), *(f"{paper}/{row}" for paper in papers for row in rows)]
+    return _matching([*shipped.files(), *(f"{paper}/{row}" for paper in papers for row in rows)], word)
 
 
 def settings(context: click.Context, parameter: click.Parameter, word: str) -> Items:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import click
 from fl_labelskew_registry import MistakesError, mistake
@@ -90,6 +90,7 @@ def report_command(
     """  # noqa: D301  # a backspace keeps lines unwrapped
     from fl_labelskew_plugins import plots
     from fl_labelskew_plugins.recipe.mistakes import unknown
+    from fl_labelskew_plugins.recipe.sections import DiagnosticName
     from fl_labelskew_plugins.studies import diagnosed, finished, printed, report
 
     for option, value in (("--width", width), ("--diagnostic", diagnostic)):
@@ -98,8 +99,10 @@ def report_command(
     if plot is not None and plot.suffix.lower() not in plots.SUFFIXES:
         use = f"a name that ends in {' or '.join(plots.SUFFIXES)}"
         raise mistake(f"--plot {clean(plot)}", "unsupported picture format", use)
-    diagnosed.check(diagnostic)
-    if wrong := [f"--columns: {unknown(name, printed.MEASURES)}" for name in columns if name not in printed.MEASURES]:
+    names = get_args(DiagnosticName)
+    wrong = [f"--diagnostic: {unknown(diagnostic, names)}"] if diagnostic not in (None, *names) else []
+    wrong += [f"--columns: {unknown(name, printed.MEASURES)}" for name in columns if name not in printed.MEASURES]
+    if wrong:
         raise MistakesError(wrong)
     columns = columns or ["accuracy"] * pivot
     read, missing = finished.read_all(runs)

@@ -33,9 +33,9 @@ def valid_file(path: Path, kind: str, use: str) -> Iterator[None]:
     except LabelSkewError:
         raise
     except OSError as error:
-        raise LabelSkewError(f"{path}: cannot be read ({error.strerror or failure(error)})") from error
+        raise LabelSkewError(f"{clean(path, 4096)}: cannot be read ({error.strerror or failure(error)})") from error
     except Exception as error:  # libraries raise dozens of types
-        raise mistake(path, f"is not a valid {kind} ({clean(failure(error))})", use) from error
+        raise mistake(clean(path, 4096), f"is not a valid {kind} ({clean(failure(error))})", use) from error
 
 
 @contextmanager

@@ -25,7 +25,6 @@ class RunInfo:
     trainer: LocalTrainer
     counts: Tensor
     class_names: Sequence[str]
-    rounds: int
 
     def held(self, client: int) -> list[int]:
         """Classes with training samples at this client."""

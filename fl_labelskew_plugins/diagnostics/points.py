@@ -52,7 +52,7 @@ class Points(Diagnostic):
         plots.scatter(axes, points.numpy(), labels.numpy(), classes=len(proxies), solid=held, scale=scale)
 
     def uploaded(self, round: int, client: int, start: Weights, upload: Weights) -> None:
-        if not self._kept and (not self.only_last or round == self.run.rounds - 1):
+        if not self._kept and (not self.only_last or round == self.run.trainer.federation.rounds - 1):
             self._kept["client"] = torch.tensor(client)
             self._add("start", start)
             self._add("local", upload)

@@ -46,7 +46,7 @@ class Watch:
 
     def is_due(self, round: int) -> bool:
         """Whether this round has diagnostics."""
-        return round % self.every == 0 or round == self.run.rounds - 1
+        return round % self.every == 0 or round == self.run.trainer.federation.rounds - 1
 
     def uploads(
         self, round: int, start: Weights, uploads: Iterator[tuple[int, LocalResult]]

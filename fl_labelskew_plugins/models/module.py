@@ -10,7 +10,7 @@ from fl_labelskew_registry import LabelSkewError, Network, mistake
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from fl_labelskew_plugins.machine.text import clean
+from fl_labelskew_plugins.machine.text import clean, failure
 
 
 class ModuleNetwork(Network):
@@ -65,8 +65,7 @@ class ModuleNetwork(Network):
             with torch.no_grad():
                 actual, expected = split(samples), original(samples)
         except Exception as error:  # a user's module may raise anything
-            first = clean(next(iter(str(error).splitlines()), type(error).__name__))
-            problem = f"does not accept samples of shape {tuple(shape)}: {first}"
+            problem = f"does not accept samples of shape {tuple(shape)}: {clean(failure(error))}"
             raise LabelSkewError(f"model: {self.name} {problem}") from error
         if actual.shape != expected.shape or not torch.allclose(actual, expected, equal_nan=True):
             problem = f"does not return the output of {whole.path}, its last Linear layer with an output per class"

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from fl_labelskew_plugins.data.table import NOTE, Encoding, Table
 from fl_labelskew_plugins.machine.files import check_regular
-from fl_labelskew_plugins.machine.text import clean
+from fl_labelskew_plugins.machine.text import clean, failure
 from fl_labelskew_plugins.params import Params
 from fl_labelskew_plugins.recipe import mistakes
 from fl_labelskew_plugins.recipe.model import Recipe, of_sums
@@ -146,8 +146,8 @@ def read(file: Path) -> tuple[About, Weights]:
     except FileNotFoundError:
         raise mistake(where, "no such file", "a model.safetensors of a run") from None
     except (SafetensorError, OSError, ValueError) as error:
-        first = clean(next(iter(str(error).splitlines()), type(error).__name__))
-        raise mistake(where, f"is not a valid .safetensors file ({first})", "a model.safetensors of a run") from None
+        problem = f"is not a valid .safetensors file ({clean(failure(error))})"
+        raise mistake(where, problem, "a model.safetensors of a run") from None
     if text is None:
         raise mistake(where, "has no metadata about its network", "a model.safetensors of a run")
     return _parsed(text, where), weights

@@ -241,7 +241,7 @@ def watch(session: Session, folder: Path) -> Watch | None:
 
     assert session.counts is not None  # recipes for silos have no diagnostics
     title = f"{recipe.method_name} on {recipe.data.dataset}"
-    run = RunInfo(title, session.trainer, session.counts, session.class_names, session.federation.rounds)
+    run = RunInfo(title, session.trainer, session.counts, session.class_names)
     return Watch(recipe.tracking.diagnostics, recipe.tracking.diagnostics_every, run, folder)
 
 

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
 import numpy as np
-from fl_labelskew_registry import LabelSkewError, mistake
+from fl_labelskew_registry import mistake
 from numpy.typing import NDArray
 from pandas import DataFrame
 
 from fl_labelskew_plugins import plots
+from fl_labelskew_plugins.data.files import valid_file
 from fl_labelskew_plugins.machine.files import read_lines, read_text
 from fl_labelskew_plugins.machine.text import clean
-from fl_labelskew_plugins.recipe.mistakes import unknown
-from fl_labelskew_plugins.recipe.sections import DiagnosticName
 from fl_labelskew_plugins.studies import report
 from fl_labelskew_plugins.studies.finished import FinishedRun
 
@@ -27,12 +24,7 @@ if TYPE_CHECKING:
 
 HEATMAP = "label_heatmap"  # from the partition, which every run saves
 MAX_NAMES = 20
-
-
-def check(name: str | None) -> None:
-    """Raise LabelSkewError if ``name`` is not a diagnostic."""
-    if name not in (None, *get_args(DiagnosticName)):
-        raise LabelSkewError(f"--diagnostic: {unknown(name, get_args(DiagnosticName))}")
+VALID_FILE = ("file of a run", "the folder as the run has written it")
 
 
 def plot(frame: DataFrame, name: str, path: Path, *, width: float | None = None) -> None:
@@ -54,7 +46,7 @@ def plot(frame: DataFrame, name: str, path: Path, *, width: float | None = None)
         measures: dict[str, dict[str, dict[str, report.Curve]]] = {}
         for setting, label, runs in zip(frame["setting"], frame["label"], frame["runs"], strict=True):
             for file in (Path(run.name) / f"diagnostics/{name}.jsonl" for run in runs):
-                with _reading(file):
+                with valid_file(file, *VALID_FILE):
                     for measure, lines in kind.curves(read_lines(file)).items():
                         for line, rounds in lines.items():
                             title = measure if len(lines) == 1 else f"{measure}: {line}"
@@ -75,18 +67,9 @@ def _check_recorded(frame: DataFrame, name: str, suffix: str) -> None:
         raise mistake(f"--diagnostic {name}", f"not recorded by {', '.join(lacking[:4])}; {others}", use)
 
 
-@contextmanager
-def _reading(file: Path) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
-        raise LabelSkewError(f"{clean(file)}: cannot be read: {clean(reason)}") from None
-
-
 def _partition(run: FinishedRun) -> NDArray[np.int64]:
     """Read the training samples ``(K, C)`` of a run's clients."""
-    with _reading(file := Path(run.name) / "partition.json"):
+    with valid_file(file := Path(run.name) / "partition.json", *VALID_FILE):
         counts = np.array(json.loads(read_text(file))["counts"], np.int64)
         if counts.ndim != 2 or not counts.size or (counts < 0).any():
             raise ValueError("counts is not a table of numbers of samples")
@@ -108,7 +91,7 @@ def _points(frame: DataFrame, name: str, kind: type[Points], path: Path, width: 
     columns = {}
     for title, runs in zip(titles, frame["runs"], strict=True):
         counts = _partition(runs[0])
-        with _reading(file := Path(runs[0].name) / f"diagnostics/{name}.safetensors"):
+        with valid_file(file := Path(runs[0].name) / f"diagnostics/{name}.safetensors", *VALID_FILE):
             kept = load_file(file)
             held = np.flatnonzero(counts[int(kept["client"])]).tolist()
             columns[title] = ClientPoints(kept, held, _class_names(runs[0], counts.shape[1]))

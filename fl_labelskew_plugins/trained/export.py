@@ -19,7 +19,6 @@ from fl_labelskew_plugins.machine.text import clean, failure
 from fl_labelskew_plugins.runs.model_file import KEY, About
 from fl_labelskew_plugins.trained.network import Trained
 
-FORMATS = ("onnx", "pt2")
 TOLERANCE = 1e-4  # of logits, relative to the larger of 1 and the largest logit
 INPUT, OUTPUT = "samples", "logits"
 

@@ -74,10 +74,8 @@ class Trained:
                 parts = [samples[start : start + size] for start in range(0, len(samples), size)]
                 return torch.cat([whole(torch.from_numpy(part)) for part in parts])
         except (RuntimeError, IndexError, ValueError) as error:  # such as an invalid character number
-            first = clean(next(iter(str(error).splitlines()), type(error).__name__))
-            raise LabelSkewError(
-                f"{clean(self.file, 4096)}: the network does not take these samples: {first}"
-            ) from None
+            problem = f"the network does not take these samples: {clean(failure(error))}"
+            raise LabelSkewError(f"{clean(self.file, 4096)}: {problem}") from None
 
     def check_memory(self, count: int) -> None:
         """Raise LabelSkewError unless the layers' values for ``count`` samples fit into memory."""

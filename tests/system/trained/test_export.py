@@ -19,6 +19,7 @@ from fl_labelskew_plugins.runs.model_file import KEY
 from fl_labelskew_plugins.trained import export
 from fl_labelskew_plugins.trained.network import Trained, load
 
+FORMATS = ("onnx", "pt2")
 NETWORKS = [entry.name for entry in catalog.entries("models") if entry.name not in ("resnet18", "resnet50")]
 """All but two large ones, which have the layers of wide_resnet."""
 
@@ -41,7 +42,7 @@ def test_every_network_gives_the_same_logits(pictures, tmp_path, name, monkeypat
         }
     )  # fmt: skip
     trained = Trained(tmp_path / "x.safetensors", about, network)
-    for form in export.FORMATS:
+    for form in FORMATS:
         assert export.export(trained, tmp_path / f"x.{form}", form) <= export.TOLERANCE
     # once more without anything of the package, the normalisation by hand
     raw = np.random.default_rng(0).integers(0, 10 if text else 256, (5, *shape)).astype(about.dtype)
@@ -59,7 +60,7 @@ def test_every_network_gives_the_same_logits(pictures, tmp_path, name, monkeypat
     torch.testing.assert_close(program(torch.from_numpy(raw)), expected, atol=atol, rtol=0)
 
 
-@pytest.mark.parametrize("form", export.FORMATS)
+@pytest.mark.parametrize("form", FORMATS)
 def test_the_command_prints_inputs_of_the_file_without_local_paths(arrays, tmp_path, form):
     run = arrays[1].folder
     out = tmp_path / f"model.{form}"
