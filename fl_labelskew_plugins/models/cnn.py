@@ -15,12 +15,10 @@ from fl_labelskew_plugins.models.base import FeatureNet, ImageNetwork, he_normal
 def conv_pool(
     channels: int, sides: Sequence[int], widths: Sequence[int], kernel: int, padding: int = 0
 ) -> tuple[list[nn.Module], Sequence[int]]:
-    """Blocks of convolution, 2x2 max-pooling and ReLU, one for each of ``widths``, and the ``sides`` of their outputs.
-
-    ReLU after pooling gives the same values and gradients with a quarter of the work.
-    """
+    """Blocks of convolution, 2x2 max-pooling and ReLU, one per entry of ``widths``, and their outputs' ``sides``."""
     layers: list[nn.Module] = []
     for before, after in zip([channels, *widths], widths, strict=False):
+        # ReLU after pooling gives the same values and gradients with a quarter of the work
         layers += [nn.Conv2d(before, after, kernel, padding=padding), nn.MaxPool2d(2), nn.ReLU()]
         sides = [(side + 2 * padding - kernel + 1) // 2 for side in sides]
     return layers, sides

@@ -1,7 +1,4 @@
-"""D(beta): each class is divided among the clients in proportions from a Dirichlet distribution.
-
-FedLC, ICML 2022, section 5.1; also FedShift.
-"""
+"""D(beta): each class is divided in proportions from a Dirichlet distribution (FedLC, section 5.1; FedShift)."""
 
 import numpy as np
 from fl_labelskew_registry import mistake
@@ -24,10 +21,7 @@ def plain_counts(sizes: Indices, clients: int, beta: float, rng: np.random.Gener
 def capped_pieces(
     members: list[Indices], clients: int, beta: float, rng: np.random.Generator
 ) -> tuple[Indices, list[list[Indices]]]:
-    """Numbers of samples ``(K,)``, and indices by class and client.
-
-    A client that has ``N / K`` samples gets none of further classes.
-    """
+    """Numbers of samples ``(K,)``, and indices by class and client, as ``capped`` in :class:`Dirichlet`."""
     cap = sum(len(samples) for samples in members) / clients
     totals = np.zeros(clients, np.int64)
     pieces: list[list[Indices]] = []
@@ -43,10 +37,7 @@ def capped_pieces(
 def dirichlet(
     labels: Indices, *, clients: int, beta: float, min_samples: int = 1, capped: bool = False, rng: np.random.Generator
 ) -> list[Indices]:
-    """Divide each class in proportions from Dirichlet(``beta``). Draw again until each client has ``min_samples``.
-
-    Raise LabelSkewError after ``MAX_DRAWS`` draws.
-    """
+    """Divide each class in proportions from Dirichlet(``beta``). Raise LabelSkewError after ``MAX_DRAWS`` draws."""
     _, members = by_class("dirichlet", labels, clients)
     sizes = np.array([len(samples) for samples in members], dtype=np.int64)
     if clients * min_samples > len(labels):

@@ -28,10 +28,7 @@ VALID_FILE = ("file of a run", "the folder as the run has written it")
 
 
 def plot(frame: DataFrame, name: str, path: Path, *, width: float | None = None) -> None:
-    """Draw a diagnostic of the rows from :func:`.report.rows`, see docs/diagnostics.md; ``width``: in inches.
-
-    Raise LabelSkewError if a run has not recorded it.
-    """
+    """Draw a diagnostic of the rows from :func:`.report.rows`. Raise LabelSkewError if a run has not recorded it."""
     from fl_labelskew_plugins.diagnostics.points import Points
     from fl_labelskew_plugins.diagnostics.watch import KINDS
 

@@ -27,17 +27,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Survey:
-    """Clients' training samples by class, ``counts`` ``(K, C)``, and measures of them.
-
-    ``noise``: strength of the noise on each client's counts; ``silent``: clients without counts, with reasons.
-    """
+    """Clients' training samples by class, ``counts`` ``(K, C)``, and measures of them."""
 
     title: str
     clients: Sequence[str]
     class_names: Sequence[str]
     counts: NDArray[np.int64]
-    noise: Sequence[float] = ()
-    silent: Mapping[str, str] = field(default_factory=dict)
+    noise: Sequence[float] = ()  # strength of the noise on each client's counts
+    silent: Mapping[str, str] = field(default_factory=dict)  # clients without counts, with reasons
 
     @cached_property
     def skew(self) -> Skew:

@@ -100,10 +100,7 @@ def _range_moments(low: float, high: float) -> tuple[float, float]:
 
 
 def look(path: Path, label: str | None = None, group: str | None = None, classes: Sequence[str] = ()) -> OwnData:
-    """Inspect data of :data:`KINDS`; raise LabelSkewError for other data.
-
-    ``label``, ``group``: a table's columns; default: the only one with a usual name.
-    """
+    """Inspect data of :data:`KINDS`; raise LabelSkewError for other data. ``label``, ``group``: a table's columns."""
     path = Path(os.path.abspath(path.expanduser()))
     if not os.path.exists(path):
         raise mistake(clean(path), "does not exist", KINDS)
