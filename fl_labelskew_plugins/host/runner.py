@@ -73,7 +73,9 @@ def unpack(
 class Trainer(ClientTrainer):  # type: ignore[misc]
     """Train FedML's clients with a label-skew method; pass it to ``FedMLRunner`` as ``client_trainer``.
 
-    docs/fedml.md describes the arguments; ``model`` is copied.
+    docs/fedml.md describes the arguments. ``model``, which is copied, returns logits ``(B, C)``; ``dataset[5][k]``:
+    client ``k``'s batches of inputs ``(B, ...)`` and labels ``(B,)``; ``counts``: ``(K, C)`` training samples;
+    ``parameters``: the method's, such as ``tau=0.5``.
 
     Raises:
         LabelSkewError: FedML's runner or messages do not support this, or values are invalid.
@@ -193,7 +195,8 @@ class Trainer(ClientTrainer):  # type: ignore[misc]
 class Aggregator(DefaultServerAggregator):  # type: ignore[misc]
     """FedML's server with a label-skew method; pass it to ``FedMLRunner`` as ``server_aggregator``.
 
-    It takes the arguments of :class:`Trainer`; docs/fedml.md describes its results.
+    It takes the arguments of :class:`Trainer`. ``model`` has the aggregated weights after each round, and ``history`` a
+    dictionary of measures per test, which is also logged.
     """
 
     def __init__(self, model: nn.Module, args: Any, **options: Any) -> None:

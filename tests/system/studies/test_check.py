@@ -60,10 +60,10 @@ def plugin(write_plugin, tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("fork_children")
 def test_a_frozen_head_and_hooks_of_a_client_affect_no_other_client(plugin, capfd):
-    """As a real run: over MPI each worker has some of the clients that one process has."""
+    """As a real run: over MPI each worker has some of the clients that one process has, and each silo has one."""
     plugin(CHANGES_NETWORK, "frozen_head")
-    outcomes = [*outcomes_of("frozen_head", runtimes=("resumed", "MPI"))]
-    said = [("sp", "ok"), ("resumed", "same"), ("MPI", "same")]
+    outcomes = [*outcomes_of("frozen_head")]
+    said = [("sp", "ok"), ("resumed", "same"), ("MPI", "same"), ("silos", "same")]
     assert [str(outcome) for outcome in outcomes] == [f"frozen_head, {name}: {word}: " for name, word in said]
     assert capfd.readouterr() == ("", "")
 
@@ -83,6 +83,7 @@ def test_the_command_prints_a_table_and_ends_with_1(plugin):
     assert head.split() == ["method", "sp", "resumed", "MPI", "silos"]
     assert row.split() == ["on_self", "failed", "-", "-", "-"]
     assert line.startswith("on_self, sp: failed: A.before_round (on_self) changed self.n; all clients of a process ")
+    assert check.check("on_self") == [line]
 
 
 def test_an_unavailable_runtime_is_skipped(plugin, monkeypatch):

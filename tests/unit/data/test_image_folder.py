@@ -216,16 +216,6 @@ def test_the_test_part_can_be_read_separately(tmp_path, part):
     assert data.mean == pytest.approx((47 / 255, 10 / 255, 20 / 255))
 
 
-def test_a_silo_that_lacks_classes(tmp_path):
-    for i in range(4):
-        image(tmp_path / "b" / f"{i}.png")
-    data = load(tmp_path, class_names=("c", "b", "a"), test_fraction=0.5)
-    assert data.class_names == ["c", "b", "a"]
-    assert set(data.train.y) == {1}
-    line = message(lambda: load(tmp_path, class_names=("a", "c")))
-    assert "class 'b' is not one of the 2 classes in data_args.class_names" in line
-
-
 def tree(root, **places):
     """Pictures of each place's parts and classes, ``place={"train": {"a": 3}}``; each place with its own colour."""
     for place, parts in places.items():

@@ -67,14 +67,6 @@ def test_a_table_is_classes_features_and_groups(tmp_path, name):
     assert again.fingerprint == other.fingerprint != load(tmp_path, features=("age", "pressure")).fingerprint
 
 
-def test_one_hospital_of_the_table_has_the_same_test_part(tmp_path):
-    content = write(tmp_path / "all.csv", rows=60)
-    whole = load(tmp_path, group="hospital", seed=5)
-    content[content.hospital == "north"].to_csv(tmp_path / "north.csv", index=False)
-    alone = load(tmp_path / "north.csv", features=("age", "pressure"), seed=5)
-    np.testing.assert_array_equal(alone.test.x, whole.test.x[whole.test.groups == 1])
-
-
 def test_features_in_their_order_and_a_test_file(tmp_path):
     first, second = write(tmp_path / "a.csv"), write(tmp_path / "b.csv", rows=6, hospital=["west", "coast"] * 3)
     options = {"file": "a.csv", "test_file": "b.csv", "group": "hospital", "features": ("pressure", "age")}

@@ -437,22 +437,6 @@ def test_the_whole_gradient_is_the_mean_over_all_samples_in_eval_mode():
         torch.testing.assert_close(found, gradient)
 
 
-class Spread(Plain):
-    """A loss that is not additive over samples: with the variance of a batch's logits."""
-
-    def loss(self, batch, client):
-        self.batches.append(batch.labels)
-        return {"all": cross_entropy(batch.logits, batch.labels) + batch.logits.var(0, unbiased=False).sum()}
-
-
-def test_the_whole_gradient_uses_training_batches_with_batch_norm():
-    trainer = replace(make((9, 7), norm=True, method=Spread()), optimizer=Asks())
-    fit(trainer)
-    before, after = trainer.method.batches[:2], trainer.method.batches[2:]
-    assert [len(labels) for labels in before] == [4, 5]  # a last batch of one joins the one before it
-    assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
-
-
 def test_a_worker_without_clients_tests_with_the_given_weights():
     trainer, tester = make(norm=True), replace(make(norm=True), indices={})
     weights = {name: value + value.is_floating_point() for name, value in snapshot(trainer.model).items()}

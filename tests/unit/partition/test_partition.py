@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fl_labelskew_plugins.partition.dirichlet import Dirichlet, dirichlet
-from fl_labelskew_plugins.partition.iid import IID, iid
+from fl_labelskew_plugins.partition.iid import iid
 from fl_labelskew_plugins.partition.natural import Natural
 from fl_labelskew_plugins.partition.pcdd import PCDD, deal_classes, deal_niid_bench, pcdd
-from fl_labelskew_plugins.partition.quantity import Quantity, quantity
-from fl_labelskew_plugins.partition.shards import Shards, shards
+from fl_labelskew_plugins.partition.quantity import quantity
+from fl_labelskew_plugins.partition.shards import shards
 
 FEW = settings(max_examples=60, deadline=None)
 
@@ -148,15 +148,6 @@ def test_pcdd_niid_bench_draws_the_clients_of_flowers_baseline(classes, clients,
     assert same(dealt_twice(pcdd, labels, seed=seed, **options), theirs)
     params = {"classes_per_client": held, "assignment": "niid_bench", "partition_seed": seed}
     assert same(PCDD(PCDD.Params(**params)).split(labels, None, clients=clients, rng=rng(7)), theirs)
-
-
-def test_pcdd_niid_bench_by_hand():
-    held = deal_niid_bench(3, 5, 1, rng())
-    assert held == [[0], [1], [2], [0], [1]]
-    assert [sorted(client) for client in deal_niid_bench(2, 3, 2, rng())] == [[0, 1]] * 3
-    labels = np.array([0, 0, 0, 0, 1, 1])
-    parts = pcdd(labels, clients=3, classes_per_client=1, assignment="niid_bench", rng=rng())
-    assert [labels[part].tolist() for part in parts] == [[0, 0], [1, 1], [0, 0]]
 
 
 def test_pcdd_niid_bench_names_a_class_without_client():
@@ -299,16 +290,3 @@ def test_natural():
     assert [part.tolist() for part in parts] == [[1, 3], [0, 2], [4]]
     assert "has no groups" in message(lambda: natural(None, clients=2))
     assert "has 3 groups; use client_num_in_total=3" in message(lambda: natural(np.array([1, 2, 3]), clients=2))
-
-
-@pytest.mark.parametrize(
-    ("kind", "params"),
-    [(Shards, {"shards_per_client": 2}), (Quantity, {"sets_per_client": 2}), (IID, {})],
-)
-def test_plugins_pass_on_their_parameters(kind, params):
-    labels, groups = shuffled([30] * 10), np.repeat(np.arange(10), 30)
-    plugin = kind(kind.Params(**params))
-    parts = plugin.split(labels, groups, clients=10, rng=rng())
-    check(parts, 300, 10)
-    with pytest.raises(ValueError, match="extra"):
-        kind.Params(**params, nonsense=1)

@@ -41,7 +41,7 @@ def test_package_is_built_and_its_tests_pass(here, build):
     call("new", "method", "my_method", "mine")
     path = [str(build(here / "mine", here / "dist")), os.environ.get("PYTHONPATH")]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, path))}
-    options = ("-q", "-p", "no:cacheprovider", "-k", "not every_runtime")  # which test_third_party.py runs
+    options = ("-q", "-p", "no:cacheprovider", "-k", "not every_runtime")  # as in test_third_party.py
     command = [sys.executable, "-m", "pytest", *options, "mine/test_my_method.py"]
     done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
