@@ -96,6 +96,7 @@ def test_a_silo_with_an_unusual_std_is_named():
     assert list(census.unusual_moments({0, 1, 3})) == []
     census._sums[1] = stats.sums(x + np.array([0, 50]).reshape(2, 1, 1))
     assert list(census.unusual_moments({0, 1, 3})) == [1]
+    assert [list(census.unusual_moments(two)) for two in ({0, 1}, {2, 3}, {0, 3})] == [[0, 1], [2, 3], []]
     assert list(census.unusual_moments(())) == []
 
 
