@@ -389,11 +389,10 @@ class Census:
         def far(means: NDArray[np.float64], stds: NDArray[np.float64]) -> NDArray[np.bool_]:
             # an entry that is constant at most silos is divided by the common std
             away = np.abs(means - mean) > 10 * np.where(std > 0, std, stds)
-            unusual: NDArray[np.bool_] = away | ((std > 0) & ((stds < std / 10) | (stds > 10 * std)))
-            return unusual
+            return np.stack([away, (std > 0) & (stds < std / 10), (std > 0) & (stds > 10 * std)], axis=-1)
 
         moved = two | far(*map(np.array, stats.pooled(parts)))
-        wrong = (far(means, stds) & moved).any(axis=1)
+        wrong = (far(means, stds) & moved).any(axis=(1, 2))
         yield from (client for client, own in zip(known, wrong, strict=True) if own or (two and wrong.any()))
 
     @property

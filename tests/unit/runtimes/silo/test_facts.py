@@ -114,6 +114,9 @@ def test_a_silo_that_determines_the_common_std_of_any_entry_is_named():
     ):
         census._sums = dict.fromkeys(range(4), honest) | {4: made}
         assert list(census.unusual_moments(range(5))) == named
+    constant = replace(honest, second=honest.second * np.array([1, 0, 0]))  # in one more entry
+    census._sums = dict.fromkeys(range(3), honest) | {3: constant, 4: replace(honest, second=np.full(3, 50.0))}
+    assert list(census.unusual_moments(range(5))) == [4]
 
 
 def test_only_a_digest_of_class_names_is_sent_and_class_counts_only_for_weighted_rows():
