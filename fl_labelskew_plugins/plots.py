@@ -72,16 +72,16 @@ def _finish_table(
 
 
 def curves(
-    lines: Sequence[dict[str, Any]], path: Path, *, title: str, own_models: str, tests: str = "global test set"
+    lines: Sequence[dict[str, Any]], path: Path, *, title: str, client_models: str, tests: str = "global test set"
 ) -> None:
-    """Plot a run's accuracy and loss; ``own_models``, ``tests``: names of the clients' models and the test set."""
+    """Plot a run's accuracy and loss; ``client_models``, ``tests``: names of the clients' models and the test set."""
     picture, (left, right) = figure(11, 4, columns=2)
     for key, label in (
         ("accuracy", f"global model, {tests}"),
         ("client_accuracy_mean", "global model, mean of clients' own test splits"),
         ("client_accuracy_worst", "global model, worst of them"),
         ("client_accuracy_pooled", "global model, clients' own test splits together"),
-        ("personalised_accuracy", f"{own_models}, own test splits"),
+        ("personalised_accuracy", f"{client_models}, own test splits"),
     ):
         points = [(line["round"] + 1, 100 * line[key]) for line in lines if line.get(key) is not None]
         if points:

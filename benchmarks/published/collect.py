@@ -25,7 +25,7 @@ def collect(file: Path, runs: list[Path]) -> list[dict[str, str]]:
     if file.exists():
         known = {_key(line): line for line in csv.DictReader(io.StringIO(file.read_text(encoding="utf-8")))}
     for run in read_all(runs)[0]:
-        if not run.whole:
+        if not run.complete:
             continue
         setting, method, _ = Path(run.name).name.split("-")  # as the sweep's axes name the folder
         versions = json.loads((Path(run.name) / "environment.json").read_text(encoding="utf-8"))["versions"]

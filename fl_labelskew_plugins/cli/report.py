@@ -109,7 +109,7 @@ def report_command(
     if read:
         all_rows = report.rows(finished.grouped(read), last, baseline)
         rows = report.only(all_rows, only)
-        if pivot and not rows["whole"].any():
+        if pivot and not rows["complete"].any():
             raise mistake("--pivot", "needs at least one completed run", "the table without it")
         click.echo(shown(rows, form, columns, pivot=pivot))
         for note in report.notes(all_rows, read, last):

@@ -20,7 +20,7 @@ SurveyRows = list[tuple[str, str, str]]
 
 
 @contextmanager
-def whole(out: Path) -> Iterator[Path]:
+def all_or_nothing(out: Path) -> Iterator[Path]:
     """A temporary folder that replaces ``out``. Raise LabelSkewError if that is not empty or not writable."""
     given, out = out, Path(os.path.abspath(out))
     part = out.with_name(f"{out.name}.partial-{os.getpid()}")
@@ -41,7 +41,7 @@ def whole(out: Path) -> Iterator[Path]:
 
 def write(dataset: Dataset, out: Path, *, samples: int | None) -> SurveyRows:
     """Write a fake copy to ``out``; return its survey."""
-    with whole(out) as part:
+    with all_or_nothing(out) as part:
         dataset.fake(part, samples=samples, seed=0)
         (part / MARK).write_text('"made up by labelskew data fake"\n', encoding="utf-8")
     return dataset.survey(out)

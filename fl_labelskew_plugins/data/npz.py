@@ -134,7 +134,9 @@ class Npz(Dataset):
             None, ge=1, description="Number of classes; default: highest label + 1; then each label from 0 must occur."
         )
         layout: Layout = Field("auto", description="Axes of x: auto, nchw, nhwc, or flat (one vector per sample).")
-        test_fraction: float = Field(0.2, gt=0, lt=1, description="Fraction of each class to split off without x_test.")
+        test_fraction: float = Field(
+            0.2, gt=0, lt=1, description="Without x_test: part of each class to use as the test part."
+        )
 
     measured = True
 

@@ -36,7 +36,7 @@ TEXT, PARQUET = (".csv", ".tsv", ".txt"), (".parquet", ".pq")
 HEAD = 2**16  # characters from which separator and decimal sign are detected
 MAX_COLUMNS = 50_000
 VALID_FILE = ("table", "a UTF-8 file (spreadsheets: CSV UTF-8) with as many columns in each row as in its first line")
-ROW, CELL = 100, 40  # estimated peak bytes per row with its label, and per other value
+ROW, CELL = 100, 40  # estimated peak bytes of a row with its label, and of each further value
 MAX_PACKED = 1000  # maximum ratio of unpacked to packed bytes
 MAX_CATEGORIES = 1000
 NOTE = "encoding.json"
@@ -123,10 +123,10 @@ def _checked(path: Path, columns: Sequence[str]) -> Any:
             use = "data_args.features without this column, or a number computed from it"
             raise mistake(path, f"column {clean(name, 40)}: contains nested values of type {clean(kind, 40)}", use)
     stored = [metadata.schema.column(i) for i in range(metadata.num_columns)]
-    # count the full length for each row: a repeated value of fixed length may be stored once
-    of_row = ROW + CELL * len(columns) + sum(max(column.length, 0) for column in stored)
-    of_groups = sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
-    unpacks(path, metadata.num_rows * of_row + of_groups, "its rows", MAX_PACKED, "fewer rows, or a CSV file")
+    # a repeated value of fixed length may be stored once, but takes its length in memory for each row
+    row_bytes = ROW + CELL * len(columns) + sum(max(column.length, 0) for column in stored)
+    group_bytes = sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups))
+    unpacks(path, metadata.num_rows * row_bytes + group_bytes, "its rows", MAX_PACKED, "fewer rows, or a CSV file")
     texts = {column.path for column in stored if column.physical_type == "BYTE_ARRAY"}
     return _parquet(path, [name for name in columns if name in texts])
 
@@ -252,7 +252,7 @@ class Table(Dataset):
     """A user's own table; samples are ``(F,)`` float32, each feature normalised separately."""
 
     encoding: Encoding | None = None  # of a trained model; default: determined by the training file
-    measured = True
+    measured = True  # mean and std are those of the samples
 
     class Params(Params):
         file: str | None = Field(None, description="File name in data_cache_dir; default: the only table there.")
@@ -278,7 +278,7 @@ class Table(Dataset):
             "in training.",
         )
         test_fraction: float = Field(
-            0.2, gt=0, lt=1, description="Fraction of each class and group to split off without test_file."
+            0.2, gt=0, lt=1, description="Without test_file: part of each class and group to use as the test part."
         )
 
     def paths(self, data_dir: Path | None) -> list[Path]:

@@ -67,7 +67,7 @@ class Server:
         self.memory: Mapping[str, Tensor] = {}
         self.opened: list[int] = []
         self.hooks, self.proxy_smoothing, self.sums, self.name = hooks, proxy_smoothing, sums, name
-        self.measured: dict[str, float] = {}
+        self.reported: dict[str, float] = {}
         """With ``sums``, mean ``loss`` and ``accuracy`` that the last round's clients reported."""
         self._unchanged = Unchanged(self.method), Unchanged(self.optimizer)
 
@@ -199,7 +199,7 @@ class Server:
         """As :meth:`run_round`, from the sum of the participants' vectors."""
         assert self.sums is not None
         if participants:
-            mean, total, self.measured = self.sums.read(vector, self.weights, len(participants), round)
+            mean, total, self.reported = self.sums.read(vector, self.weights, len(participants), round)
             self.advance(mean, {}, {}, replace(total, samples=self.federation.num_samples))
         return participants
 

@@ -25,7 +25,7 @@ from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.recipe.plugins import from_objects
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.measure import main_measure, main_tests
-from fl_labelskew_plugins.runs.progress import Hear, Progress
+from fl_labelskew_plugins.runs.progress import OnLine, Progress
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.session import build
 from fl_labelskew_plugins.runs.simulation import Simulation
@@ -109,9 +109,9 @@ def run(
     objects = {"model": model, "dataset": dataset, "method": method, "partition": partition}
     recipe = prepared(recipe, objects)
     place = start.folder_of(recipe, None if folder is None else Path(folder))
-    this = (recipe.objects, recipe.code)
-    start.train(recipe, place, RunOptions(quiet=quiet, host=host), _hear(callbacks, place.path, *this))
-    return Run(place.path, *this)
+    plugins = (recipe.objects, recipe.code)
+    start.train(recipe, place, RunOptions(quiet=quiet, host=host), _on_line(callbacks, place.path, *plugins))
+    return Run(place.path, *plugins)
 
 
 def prepared(recipe: Recipe | str | Path | Mapping[str, Any], objects: Mapping[str, Any]) -> Recipe:
@@ -138,13 +138,15 @@ def load_run(folder: str | Path, **objects: Any) -> Run:
     return Run(folder, from_objects(**objects), code)
 
 
-def _hear(callbacks: Sequence[Callback], folder: Path, objects: Mapping[str, Any], code: str | None) -> Hear | None:
-    def hear(line: dict[str, Any]) -> None:
+def _on_line(
+    callbacks: Sequence[Callback], folder: Path, objects: Mapping[str, Any], code: str | None
+) -> OnLine | None:
+    def on_line(line: dict[str, Any]) -> None:
         run = Run(folder, objects, code)
         for callback in callbacks:
             callback.on_round(run, line)
 
-    return hear if callbacks else None
+    return on_line if callbacks else None
 
 
 class Run:
@@ -176,7 +178,7 @@ class Run:
 
     @property
     def accuracy(self) -> float | None:
-        """Accuracy of the last test, between 0 and 1, or None; ``summary["measure"]`` describes the samples."""
+        """Accuracy of the last test, between 0 and 1, or None; ``summary["measure"]`` names the test."""
         lines = self._folder.lines
         tests = main_tests(lines)
         return tests[-1][main_measure(lines).key] if tests else None
@@ -204,7 +206,7 @@ class Run:
 
     @property
     def model(self) -> nn.Module:
-        """The network of the last round, in eval mode; LabelSkewError if it or its object is missing."""
+        """The network of the last round, in eval mode; LabelSkewError if the file or a needed object is missing."""
         return self._network(self.folder / "model.safetensors", "it is written after the last round", ".model")
 
     @property
@@ -228,7 +230,7 @@ class Run:
 
         Returns:
             A row per sample: ``class`` and ``probability``; with ``top`` also ``class_2``, ``probability_2`` and so
-            on. The index is the sample's number, the table's own, or for paths ``file``.
+            on. The index is a DataFrame's own, ``file`` for paths, and otherwise the sample's number.
 
         Raises:
             LabelSkewError: the model does not exist, the samples do not fit it, or files cannot be read.
@@ -256,9 +258,9 @@ class Run:
         ``comm_round``: a new total number of rounds, also for a finished run.
         """
         rounds = [] if comm_round is None else [f"{start.ROUNDS}={comm_round}"]
-        hear = _hear(callbacks, self.folder, self._objects, self._code)
+        on_line = _on_line(callbacks, self.folder, self._objects, self._code)
         recipe, folder = start.resumed(None, rounds, self.folder, self._objects)
-        start.train(recipe, folder, RunOptions(overrides=rounds, resume=folder.path, quiet=quiet), hear)
+        start.train(recipe, folder, RunOptions(overrides=rounds, resume=folder.path, quiet=quiet), on_line)
         return Run(self.folder, self._objects, self._code)
 
     def _network(self, file: Path, otherwise: str, attribute: str) -> nn.Module:
@@ -347,7 +349,7 @@ class Loop:
         self._folder.hold()
         try:
             with record.tracked(), contextlib.closing(iter(self._rounds)) as rounds:
-                while True:  # between rounds, the caller's loop body has its own threads and generators
+                while True:  # between rounds, the caller has its own number of threads and random states
                     with restored(self._threads):
                         if (line := next(rounds, None)) is None:
                             break

@@ -23,7 +23,7 @@ from fl_labelskew_plugins.recipe.model import Recipe, different
 from fl_labelskew_plugins.recipe.plugins import OBJECT_SECTIONS, object_description
 from fl_labelskew_plugins.runs import checkpoint, status
 from fl_labelskew_plugins.runs.folder import RunFolder
-from fl_labelskew_plugins.runs.progress import Hear, Pause, Progress
+from fl_labelskew_plugins.runs.progress import OnLine, Pause, Progress
 from fl_labelskew_plugins.runs.record import Record
 from fl_labelskew_plugins.runs.session import Session, made_up
 from fl_labelskew_plugins.runtimes.base import Runtime
@@ -75,19 +75,21 @@ def start(options: RunOptions, *, held: RunFolder | None = None) -> Survey | Non
     return _execute(recipe, options, folder, progress(options.quiet, plain=by_hand))
 
 
-def train(recipe: Recipe, folder: RunFolder, options: RunOptions, hear: Hear | None = None) -> None:
+def train(recipe: Recipe, folder: RunFolder, options: RunOptions, on_line: OnLine | None = None) -> None:
     """Run a recipe that may contain Python objects, see :func:`start`."""
     if options.resume is None:
         folder.check_new()
     show = progress(options.quiet)
     if recipe.comm.in_process:
-        show.hear = hear
+        show.on_line = on_line
         _execute(recipe, options, folder, show)
         return
-    if recipe.objects or hear is not None:
+    if recipe.objects or on_line is not None:
         lost = "objects" if recipe.objects else "callbacks"
         problem = f"{recipe.comm.backend} trains in other processes, which cannot use {lost} of this process"
-        code = ", or model_args.model: FILE.py:FUNCTION" if {*recipe.objects} == {"model_args"} and hear is None else ""
+        code = (
+            ", or model_args.model: FILE.py:FUNCTION" if {*recipe.objects} == {"model_args"} and on_line is None else ""
+        )
         raise mistake("comm_args.backend", problem, f"sp{code}")
     with tempfile.TemporaryDirectory(prefix="labelskew-") as temporary:
         path = Path(temporary) / f"{recipe.name}.yaml"  # read by the other processes

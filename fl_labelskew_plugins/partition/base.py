@@ -1,6 +1,6 @@
 """Base class and checks of partitions by label.
 
-Such a partition is a pure function ``deal(labels, *, clients, rng, ...)`` of labels ``(N,)`` int64. It returns the
+Such a partition is a pure function ``divide(labels, *, clients, rng, ...)`` of labels ``(N,)`` int64. It returns the
 sorted sample indices of each client, int64, disjoint, and together all samples.
 """
 
@@ -27,16 +27,16 @@ PartitionSeed = Annotated[
 
 
 class ByLabels(Partitioner):
-    """Calls ``deal`` with the parameters."""
+    """Calls ``divide`` with the parameters."""
 
-    deal: ClassVar[Callable[..., list[Indices]]]
+    divide: ClassVar[Callable[..., list[Indices]]]
 
     def split(self, labels: Indices, groups: Indices | None, *, clients: int, rng: Generator) -> list[Indices]:
-        """Call ``deal``; ``partition_seed`` replaces the generator."""
+        """Call ``divide``; ``partition_seed`` replaces the generator."""
         options = self.params.model_dump()
         if (seed := options.pop("partition_seed", None)) is not None:
             rng = seeds.published_generator(seed)
-        return type(self).deal(labels, clients=clients, rng=rng, **options)
+        return type(self).divide(labels, clients=clients, rng=rng, **options)
 
 
 def by_class(name: str, labels: Indices, clients: int) -> tuple[Indices, list[Indices]]:
@@ -61,5 +61,7 @@ def gather(name: str, pieces: Sequence[Sequence[Indices]], advice: str) -> list[
     nothing = np.empty(0, np.int64)
     parts = [np.sort(np.concatenate([nothing, *client])).astype(np.int64) for client in pieces]
     if empty := [k for k, part in enumerate(parts) if not len(part)]:
-        raise LabelSkewError(f"partition {name}: client {empty[0]} gets no sample ({len(empty)} in all); {advice}")
+        raise LabelSkewError(
+            f"partition {name}: client {empty[0]} gets no sample (clients without samples: {len(empty)}); {advice}"
+        )
     return parts

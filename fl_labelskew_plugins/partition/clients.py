@@ -76,7 +76,10 @@ class Clients:
 
 
 def digest(train: Parts | Sequence[NDArray[np.int64]], test: Parts | Sequence[NDArray[np.int64]]) -> str:
-    """SHA-256, in hex, of little-endian int64: ``K``, the length and indices of each array; for training, then test."""
+    """SHA-256 in hex of little-endian int64 numbers.
+
+    First for training, then for test: ``K``, and for each client the length of its array and its indices.
+    """
     total = hashlib.sha256()
     for parts in (train, test):
         total.update(np.array(len(parts), dtype="<i8").tobytes())
@@ -95,7 +98,7 @@ def check_parts(name: str, parts: Any, clients: int, samples: int) -> Parts:
         indices = np.asarray(part)
         if indices.ndim != 1 or not len(indices) or not np.issubdtype(indices.dtype, np.integer):
             got = f"client {k} has {indices.dtype} of shape {indices.shape}"
-            raise mistake(f"partitioner {name}", got, "integer indices in one dimension, at least one")
+            raise mistake(f"partitioner {name}", got, "a one-dimensional array of at least one integer index")
         first, last = indices.min(), indices.max()
         if first < 0 or last >= samples:
             got = f"client {k} has indices {first} to {last}"
@@ -139,7 +142,7 @@ def client_groups(groups: NDArray[np.int64], parts: Parts) -> NDArray[np.int64] 
 
 
 def of_groups(groups: NDArray[np.int64], clients: NDArray[np.int64]) -> Parts:
-    """Samples of clients that are whole groups, from groups ``(N,)`` of samples and ``(K,)`` of clients."""
+    """Samples of clients that are one group each; ``groups``: ``(N,)`` of each sample, ``clients``: ``(K,)``."""
     order = np.argsort(clients)
     positions = np.searchsorted(clients, groups, sorter=order).clip(max=len(clients) - 1)
     return Parts(np.where(clients[order][positions] == groups, order[positions], -1), len(clients))

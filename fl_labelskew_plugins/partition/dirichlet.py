@@ -71,4 +71,4 @@ class Dirichlet(ByLabels):
         )
         partition_seed: PartitionSeed = None
 
-    deal = staticmethod(dirichlet)
+    divide = staticmethod(dirichlet)

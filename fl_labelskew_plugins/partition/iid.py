@@ -16,4 +16,4 @@ class IID(ByLabels):
     """Equal parts of shuffled samples."""
 
     Params = params.Params
-    deal = staticmethod(iid)
+    divide = staticmethod(iid)

@@ -16,7 +16,7 @@ from fl_labelskew_plugins.params import Params
 from fl_labelskew_plugins.partition.base import ByLabels, Indices, PartitionSeed, by_class, gather
 
 
-def deal_classes(classes: int, clients: int, per_client: int, rng: np.random.Generator) -> list[list[int]]:
+def assign_classes(classes: int, clients: int, per_client: int, rng: np.random.Generator) -> list[list[int]]:
     """Classes of each client: in order until each is assigned, then random, without repetition in a client."""
     starts = range(0, clients * per_client, per_client)
     held = [list(range(start, min(start + per_client, classes))) for start in starts]
@@ -26,7 +26,7 @@ def deal_classes(classes: int, clients: int, per_client: int, rng: np.random.Gen
     return held
 
 
-def deal_niid_bench(classes: int, clients: int, per_client: int, rng: np.random.Generator) -> list[list[int]]:
+def assign_niid_bench(classes: int, clients: int, per_client: int, rng: np.random.Generator) -> list[list[int]]:
     """Classes of each client: ``i mod classes`` for client ``i``, then random, without repetition in a client."""
     held = [[i % classes] for i in range(clients)]
     for client in held:
@@ -45,7 +45,7 @@ def pcdd(
     assignment: Literal["fedmr", "niid_bench"] = "fedmr",
     rng: np.random.Generator,
 ) -> list[Indices]:
-    """Assign ``classes_per_client`` classes to each client, by :func:`deal_classes` or :func:`deal_niid_bench`.
+    """Assign ``classes_per_client`` classes to each client, by :func:`assign_classes` or :func:`assign_niid_bench`.
 
     A class's samples are shuffled and split evenly, up to 1 sample. Raise LabelSkewError for unassigned classes, too
     many classes per client, or a client without samples.
@@ -60,8 +60,8 @@ def pcdd(
         )
         use = f"classes_per_client={-(-len(classes) // clients)} or more"
         raise mistake("partition pcdd", f"{problem} classes, so the others would be in no client", use)
-    deal = deal_niid_bench if assignment == "niid_bench" else deal_classes
-    held = deal(len(classes), clients, classes_per_client, rng)
+    assign = assign_niid_bench if assignment == "niid_bench" else assign_classes
+    held = assign(len(classes), clients, classes_per_client, rng)
     if missing := set(range(len(classes))) - {c for client in held for c in client}:
         reason = "with assignment=niid_bench and fewer clients than classes"
         problem = f"no client holds class {classes[min(missing)]} ({len(missing)} in all) {reason}"
@@ -86,4 +86,4 @@ class PCDD(ByLabels):
         )
         partition_seed: PartitionSeed = None
 
-    deal = staticmethod(pcdd)
+    divide = staticmethod(pcdd)

@@ -32,4 +32,4 @@ class Quantity(ByLabels):
     class Params(Params):
         sets_per_client: int = Field(ge=1, description="a of Q(a), sets of each client (FedLC: 2 to 20).")
 
-    deal = staticmethod(quantity)
+    divide = staticmethod(quantity)

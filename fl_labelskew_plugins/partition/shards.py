@@ -35,4 +35,4 @@ class Shards(ByLabels):
     class Params(Params):
         shards_per_client: int = Field(ge=1, description="Shards of each client (FedRS: 5, 2; 20 for Cifar100).")
 
-    deal = staticmethod(shards)
+    divide = staticmethod(shards)

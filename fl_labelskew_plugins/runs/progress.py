@@ -10,7 +10,7 @@ from typing import Any
 
 from fl_labelskew_plugins.machine import log
 
-Hear = Callable[[dict[str, Any]], None]  # called with a round's line of metrics
+OnLine = Callable[[dict[str, Any]], None]  # called with a round's line of metrics
 PAUSE = "FL_LABELSKEW_PAUSE"
 """Environment variable with a :class:`Pause`, for child processes."""
 
@@ -41,7 +41,7 @@ class Pause:
 class Progress:
     """Reports progress; this base class prints nothing."""
 
-    hear: Hear | None = None  # called after a round's line is written and shown; an exception ends the run
+    on_line: OnLine | None = None  # called after a round's line is written and shown; an exception ends the run
 
     def note(self, text: str, level: str = log.INFO) -> None:
         """Print one line."""

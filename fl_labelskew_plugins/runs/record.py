@@ -117,8 +117,8 @@ class Record:
                 self._save()
         self.progress.round(line, seconds)
         self._trackers.round(line, seconds)
-        if self.progress.hear is not None:
-            self.progress.hear(line)
+        if self.progress.on_line is not None:
+            self.progress.on_line(line)
 
     def abandon(self) -> None:
         """Discard an incomplete round, and save the complete ones."""
@@ -139,7 +139,7 @@ class Record:
         if "client_accuracy" in result:
             result["clients"] = self._clients(result["client_accuracy"])
         title = f"{session.recipe.train.reference or session.recipe.method_name} on {session.recipe.data.dataset}"
-        plots.of_run(file, lambda: plots.curves(lines, file, title=title, own_models=session.own_models))
+        plots.of_run(file, lambda: plots.curves(lines, file, title=title, client_models=session.client_models))
         self._draw_partition()
         self._write_confusion(title)
         if self.watch is not None:

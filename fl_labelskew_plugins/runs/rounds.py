@@ -120,7 +120,7 @@ class Rounds:
         if watch is not None:
             watch.aggregated(round, server.weights)
         if session.sums is not None:
-            tally.use_means(server.measured)
+            tally.use_means(server.reported)
         line: dict[str, Any] = {"round": round, "clients": participants, "loss_terms": tally.loss_terms()}
         if missing := [client for client in sampled if client not in participants]:
             line["left_out"] = missing

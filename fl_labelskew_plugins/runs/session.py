@@ -132,7 +132,7 @@ class Session:
         return self.method.personalised(rest(state, OPTIMIZER))
 
     @property
-    def own_models(self) -> str:
+    def client_models(self) -> str:
         """Display name of the clients' own models."""
         return "personalised models" if self.method.personalises() else "local models"
 

@@ -12,7 +12,7 @@ from fl_labelskew_plugins.machine.text import clean, counted, percent, ranged
 from fl_labelskew_plugins.recipe import compatibility
 from fl_labelskew_plugins.runs.measure import GLOBAL, NAMED
 from fl_labelskew_plugins.runs.session import Session, made_up
-from fl_labelskew_plugins.show.tables import measured
+from fl_labelskew_plugins.show.tables import result_rows
 
 MAX_CLIENTS = 50
 
@@ -32,7 +32,7 @@ def text(session: Session, lines: Sequence[Mapping[str, Any]], result: Mapping[s
         "training": _training(session, result),
         "deviations": [*session.method.deviations(), *recipe.optimizer.deviations(), *compatibility.overruled(recipe)],
         "measured_on": NAMED[result.get("measure", GLOBAL)].samples,
-        "numbers": [(label, code(value)) for label, value in measured(session, result)],
+        "numbers": [(label, code(value)) for label, value in result_rows(session, result)],
         "clients": [
             [code(row["name"]), row["training_samples"] or "-", row["test_samples"] or "-", _percent(row["accuracy"])]
             for row in result.get("clients", [])[:MAX_CLIENTS]

@@ -47,7 +47,7 @@ def describe(session: Session) -> str:
     return "\n".join([*lines, *compatibility.overruled(recipe)])
 
 
-def measured(session: Session, result: Mapping[str, Any]) -> list[tuple[str, str]]:
+def result_rows(session: Session, result: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Labels and texts of a summary's accuracies."""
     rows = []
     if "final_accuracy" in result:
@@ -62,7 +62,7 @@ def measured(session: Session, result: Mapping[str, Any]) -> list[tuple[str, str
             rows.append(("balanced accuracy, same tests", f"{100 * result['balanced_last_mean']:.2f} %"))
         rows.append(("best accuracy", f"{100 * result['best_accuracy']:.2f} % in round {result['rounds_to_best']}"))
     for key, label in (
-        ("personalised_last_mean", f"{session.own_models}, own test splits"),
+        ("personalised_last_mean", f"{session.client_models}, own test splits"),
         ("private_models_accuracy", "inherited private models"),
     ):
         if key in result:
@@ -71,8 +71,8 @@ def measured(session: Session, result: Mapping[str, Any]) -> list[tuple[str, str
         samples = counted(result["client_test_samples"], "sample")
         text = f"{100 * result['client_accuracy_pooled']:.2f} % of {samples} together"
         rows.append(("global model, all clients' tests", text))
-    of_all = session.own_models if session.recipe.train.reference == "local" else "global model"
-    for key, label in (("client_accuracy", of_all), ("client_personalised_accuracy", session.own_models)):
+    of_all = session.client_models if session.recipe.train.reference == "local" else "global model"
+    for key, label in (("client_accuracy", of_all), ("client_personalised_accuracy", session.client_models)):
         if f"{key}_mean" in result and (f"{label}, over the clients",) not in {row[:1] for row in rows}:
             mean, std, worst = (f"{100 * result[f'{key}_{part}']:.2f}" for part in ("mean", "std", "worst"))
             name = result[f"{key}_worst_client"]
@@ -84,7 +84,7 @@ def measured(session: Session, result: Mapping[str, Any]) -> list[tuple[str, str
 def table(record: Record) -> str:
     """The final table."""
     result, session = record.folder.results, record.session
-    rows = measured(session, result)
+    rows = result_rows(session, result)
     for key, label in (("client_accuracy", "accuracy"), ("client_balanced_accuracy", "balanced accuracy")):
         if key in result:
             if session.clients is not None:

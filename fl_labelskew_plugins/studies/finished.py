@@ -64,7 +64,7 @@ class FinishedRun:
         return int(number(self.recipe.get("train_args", {}), "comm_round") or 0)
 
     @property
-    def whole(self) -> bool:
+    def complete(self) -> bool:
         """Whether all rounds are complete."""
         return len(self.metrics) >= self.planned
 
@@ -155,8 +155,10 @@ def read(folder: Path) -> FinishedRun:
         if number(line, run.measure.key) is None or not isinstance(line.get("round"), int):
             raise LabelSkewError(f"{folder}: damaged: metrics.jsonl has a test without round and accuracy")
     if not run.tests:
-        use = "without a global test set, runs need validation_args.per_client: true, and silos comm_args.send_measures"
-        raise LabelSkewError(f"{folder}: no results yet: metrics.jsonl has no test; {use}: true")
+        need = "validation_args.per_client: true, and across silos also comm_args.send_measures: true"
+        raise LabelSkewError(
+            f"{folder}: no results yet: metrics.jsonl has no test; a run without a global test set needs {need}"
+        )
     return run
 
 
@@ -202,6 +204,6 @@ def grouped(runs: Sequence[FinishedRun]) -> list[list[FinishedRun]]:
     groups: dict[str, dict[str, FinishedRun]] = {}
     for run in runs:
         group = groups.setdefault(json.dumps([run.measure.key, run.data, flat(run.recipe)], sort_keys=True), {})
-        if run.seed not in group or (run.whole and not group[run.seed].whole):
+        if run.seed not in group or (run.complete and not group[run.seed].complete):
             group[run.seed] = run
     return [list(group.values()) for group in groups.values()]

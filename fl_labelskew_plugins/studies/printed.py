@@ -109,7 +109,7 @@ def marks(frame: DataFrame, columns: Sequence[str] = ()) -> DataFrame:
     printed, split = texts(frame, columns), texts(frame, columns, split=True)
     marked = pd.DataFrame(0, printed.index, printed.columns)
     for name in printed.columns.intersection(list(BETTER)):
-        values = BETTER[name] * pd.to_numeric(split[name]).where(frame["whole"])
+        values = BETTER[name] * pd.to_numeric(split[name]).where(frame["complete"])
         of_setting = values.groupby(frame["setting"])
         place = of_setting.rank(method="dense", ascending=False)
         marked[name] = place.where((place <= 2) & (of_setting.transform("count") > 1), 0).astype(int)
@@ -118,7 +118,7 @@ def marks(frame: DataFrame, columns: Sequence[str] = ()) -> DataFrame:
 
 def pivoted(frame: DataFrame, table: DataFrame, empty: Any) -> DataFrame:
     """Rearrange complete rows of :func:`texts` or :func:`marks` to a row per label; ``empty``: missing cells."""
-    frame, table = frame[frame["whole"]], table[frame["whole"]]
+    frame, table = frame[frame["complete"]], table[frame["complete"]]
     measures = [name for name in table if name not in WORDS]
     labels, settings = frame["label"].unique(), frame["setting"].unique()
     wide = table[measures].set_index([frame["label"], frame["setting"]])

@@ -42,7 +42,7 @@ def rows(groups: Sequence[Sequence[FinishedRun]], last: int, baseline: str = "fe
     - falls: whether a run's best is more than :data:`FALL` above its accuracy.
     - rounds without reaching: the last round, if the mean over seeds never reaches the baseline's best.
     - partition setting: the setting without the name of the data.
-    - runs: one per seed; incomplete ones only if none is complete. whole: whether these are complete.
+    - runs: one per seed; incomplete ones only if none is complete. complete: whether these are complete.
     - keys: ``section.key`` to value as JSON. curve: accuracies, 0 to 1. recall: per class, in per cent.
 
     ``baseline``: a label, or a method with federated_optimizer FedAvg. Raise LabelSkewError if no row matches, except
@@ -53,15 +53,15 @@ def rows(groups: Sequence[Sequence[FinishedRun]], last: int, baseline: str = "fe
     for recipe in recipes:
         if reference := recipe.pop("train_args.reference", None):
             recipe["method_args.method"] = reference
-    counted = [[run for run in group if run.whole] or list(group) for group in groups]
+    counted = [[run for run in group if run.complete] or list(group) for group in groups]
     names = {name: [_name(recipe.get(key, default)) for recipe in recipes] for name, (key, default) in NAMES.items()}
     names["partition"] = [_partition(recipe) for recipe in recipes]
     frame = pd.DataFrame(
         {
             **names,
-            "unfinished": [sum(not run.whole for run in group) for group in groups],
+            "unfinished": [sum(not run.complete for run in group) for group in groups],
             "test": [run.measure.name for run in firsts],
-            "whole": [all(run.whole for run in runs) for runs in counted],
+            "complete": [all(run.complete for run in runs) for runs in counted],
             "personal": [any(run.personal for run in runs) for runs in counted],
             "rounds": [ends([len(run.metrics) for run in runs]) for runs in counted],
             "runs": counted,
@@ -69,7 +69,7 @@ def rows(groups: Sequence[Sequence[FinishedRun]], last: int, baseline: str = "fe
             "keys": [{key: json.dumps(value) for key, value in recipe.items()} for recipe in recipes],
         }
     )
-    frame["seeds"] = [len(runs) for runs in counted] * frame["whole"]
+    frame["seeds"] = [len(runs) for runs in counted] * frame["complete"]
     _add_names(frame)
     _use_sweep_names(frame)
     # rows are compared only with rows of the same measure
@@ -85,7 +85,7 @@ def rows(groups: Sequence[Sequence[FinishedRun]], last: int, baseline: str = "fe
 def _measure(frame: DataFrame, last: int) -> None:
     runs = frame["runs"].explode()  # indexed by row, like everything derived from it
 
-    def of_lines(name: str, **columns: str) -> Any:
+    def by_row(name: str, **columns: str) -> Any:
         lines = runs.map(attrgetter(name)).explode().dropna()
         values = [[number(line, key) for key in columns] for line in lines]
         return pd.DataFrame(values, lines.index, list(columns.values()), dtype=float).groupby(level=0)
@@ -102,8 +102,8 @@ def _measure(frame: DataFrame, last: int) -> None:
         frame[f"local model{part}"] = values["clients"].where(~frame["personal"])
     recalls = [zip(*(run.recall(last) for run in seeds), strict=False) for seeds in frame["runs"]]
     frame["recall"] = [(100 * pd.DataFrame(classes, dtype=float).mean(axis=1)).tolist() for classes in recalls]
-    frame[["MB up", "MB down"]] = of_lines("metrics", bytes_up="MB up", bytes_down="MB down").mean() / 1e6
-    took = of_lines("timings", seconds="s/round", peak_mb="peak MB", peak_gpu_mb="peak GPU MB")
+    frame[["MB up", "MB down"]] = by_row("metrics", bytes_up="MB up", bytes_down="MB down").mean() / 1e6
+    took = by_row("timings", seconds="s/round", peak_mb="peak MB", peak_gpu_mb="peak GPU MB")
     frame["s/round"] = took["s/round"].mean()
     frame[["peak MB", "peak GPU MB"]] = took[["peak MB", "peak GPU MB"]].max()
 
@@ -220,7 +220,7 @@ def _setting(row: Mapping[str, Any], key: str) -> str:
 
 def _rank(frame: DataFrame) -> None:
     # rounded, since the order of the seeds changes the last digit of a sum
-    accuracy = frame["accuracy"].where(frame["whole"]).round(9)
+    accuracy = frame["accuracy"].where(frame["complete"]).round(9)
     frame["rank"] = accuracy.groupby(frame["setting"]).rank(method="min", ascending=False)
 
 
@@ -235,12 +235,12 @@ def _compare(frame: DataFrame, baseline: str, last: int) -> None:
     by_label = frame["label"] == baseline
     by_method = (frame["method"] == baseline) & (frame["optimizer"] == PLAIN_OPTIMIZER)
     for row, setting in frame["setting"].items():
-        comparable = frame["whole"] & (frame["setting"] == setting)
+        comparable = frame["complete"] & (frame["setting"] == setting)
         bases = frame.index[comparable & (by_label if (comparable & by_label).any() else by_method)]
         base = min(bases, key=lambda n: len({key for key, _ in keys[n].items() ^ keys[row].items()}), default=None)
         if base is None:
             continue
-        if row != base and frame["whole"][row]:
+        if row != base and frame["complete"][row]:
             frame.loc[row, DIFFERENCE] = _difference(frame["runs"][row], frame["runs"][base], last)
         if not means[base]:
             continue
@@ -286,10 +286,10 @@ def only(frame: DataFrame, names: Sequence[str]) -> DataFrame:
 
     A kind without a name, such as data, is not filtered. Raise LabelSkewError if a name matches nothing.
     """
-    selected = frame["whole"] | True
+    selected = frame["complete"] | True
     unmatched = set(names)
     for columns in CHOSEN:
-        matching = frame["whole"] & False
+        matching = frame["complete"] & False
         for name in names:
             column = next((column for column in columns if (frame[column] == name).any()), None)
             if column is not None:
@@ -332,7 +332,7 @@ def notes(frame: DataFrame, runs: Iterable[FinishedRun], last: int = 5) -> list[
 
 def _note(run: FinishedRun, counted: Sequence[FinishedRun]) -> str:
     in_table = any(run is other for other in counted)
-    if not run.whole:
+    if not run.complete:
         effect = "shown without a rank" if in_table else "excluded from its row"
         return f"{run.name}: {len(run.metrics)} of {run.planned} rounds: {effect}"
     if in_table:

@@ -36,10 +36,10 @@ def test_curves_with_gaps_and_without_tests(tmp_path):
     line = {"loss_terms": {"cross_entropy": 1.0}}
     lines = [{"round": 0, "accuracy": 0.3, "loss": 2.0, "personalised_accuracy": None, **line}, {"round": 1, **line}]
     lines.append({"round": 2, "accuracy": 0.6, "loss": 1.0, "personalised_accuracy": 0.9, "loss_terms": {"other": 1.0}})
-    curves(lines, tmp_path / "c.png", title="t", own_models="local models")
+    curves(lines, tmp_path / "c.png", title="t", client_models="local models")
     picture(tmp_path / "c.png")
     odd = {"round": 0, "accuracy": 0.1, "loss": None, "loss_terms": {"other": None}}
-    curves([odd], tmp_path / "e.png", title="t", own_models="local models")
+    curves([odd], tmp_path / "e.png", title="t", client_models="local models")
     picture(tmp_path / "e.png")  # of a run with losses that were not finite
 
 
@@ -140,7 +140,7 @@ def test_pictures_for_papers_have_the_column_width_and_text(tmp_path):
 
 def test_the_frame_does_not_cut_lines(tmp_path, drawn):
     line = {"accuracy": 1.0, "personalised_accuracy": 0.0, "loss": 1.0, "loss_terms": {}}
-    curves([{"round": r, **line} for r in range(2)], tmp_path / "a", title="t", own_models="local models")
+    curves([{"round": r, **line} for r in range(2)], tmp_path / "a", title="t", client_models="local models")
     compare({"iid": {"fedavg": {1: [1.0], 2: [1.0]}}}, tmp_path / "b")
     for made in drawn:
         low, high = made.axes[0].get_ylim()
@@ -186,7 +186,7 @@ def test_classes_have_distinct_colours_in_two_and_three_dimensions(tmp_path):
 
 def test_labels_are_drawn_literally_and_powers_of_ten_as_powers(tmp_path):
     line = {"round": 0, "accuracy": 0.1, "loss": 1.0, "loss_terms": {"$\\frac{$": 1.0}}
-    curves([line], tmp_path / "a.png", title="$x^{$", own_models="$")
+    curves([line], tmp_path / "a.png", title="$x^{$", client_models="$")
     heat_map(np.array([[5, 1]]), ["$\\frac{$", "b"], tmp_path / "b.png", title="t")
     compare({"$\\frac{$": {f"$_{n}": {1: [0.1]} for n in range(12)}}, tmp_path / "c.png")
     made, axes = figure(4, 4)

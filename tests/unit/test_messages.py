@@ -49,7 +49,7 @@ def test_the_final_table_counts_its_tests(tmp_path, tests, says):
     result = summary([line | {"round": r} for r in range(tests)], 5)
     folder.write_json("summary.json", result | {"seconds": 1.0})
     recipe = SimpleNamespace(train=SimpleNamespace(reference=None))
-    session = SimpleNamespace(own_models="local models", recipe=recipe)
+    session = SimpleNamespace(client_models="local models", recipe=recipe)
     assert f"\n  {says}" in start.table(SimpleNamespace(folder=folder, session=session))
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fl_labelskew_registry import LabelSkewError, catalog, mistake
 
-from fl_labelskew_plugins.data.fakes import whole
+from fl_labelskew_plugins.data.fakes import all_or_nothing
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe import shipped
 
@@ -27,7 +27,7 @@ def package(name: str, out: Path) -> list[str]:
     texts = {file.name: file.read_text("utf-8") for file in example.iterdir() if file.is_file()}
     if any(re.search(rf"\b{cls}\b", text) for file, text in texts.items() if file.endswith(".py")):
         raise mistake(where, f"its class would be {cls}, a name that its code needs", "another name")
-    with whole(out) as part:
+    with all_or_nothing(out) as part:
         for file, text in texts.items():
             copied = LINK.sub(r"\1 (\2 of fl-labelskew-plugins)", text).replace("NotTrue", cls)
             (part / file.replace("not_true", name)).write_text(copied.replace("not_true", name), encoding="utf-8")

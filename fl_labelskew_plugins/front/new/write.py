@@ -14,7 +14,7 @@ import numpy as np
 from fl_labelskew_registry import mistake
 
 from fl_labelskew_plugins.data import table
-from fl_labelskew_plugins.data.fakes import whole
+from fl_labelskew_plugins.data.fakes import all_or_nothing
 from fl_labelskew_plugins.data.npz import KNOWN, read_archive
 from fl_labelskew_plugins.front.new.look import OwnData
 from fl_labelskew_plugins.machine.text import clean, counted
@@ -166,7 +166,7 @@ def _new_folder(data: OwnData, out: Path) -> AbstractContextManager[Path]:
     """The new folder; inside the pictures it would be a class."""
     if data.dataset == "image_folder" and data.path is not None and out.resolve().is_relative_to(data.path.resolve()):
         raise mistake(clean(out), "is inside the data", "a folder outside of them")
-    return whole(out)
+    return all_or_nothing(out)
 
 
 def _about(data: OwnData) -> str:

@@ -632,7 +632,7 @@ class OwnFolder(RunFolder):
         result = summary(lines, recipe.validation.last_rounds)
         result["rounds"] = sum("loss_terms" in line for line in lines)
         title = f"{recipe.method_name} on {recipe.data.dataset}, silo {facts['silo']}"
-        options = {"title": title, "own_models": session.own_models, "tests": "own test part"}
+        options = {"title": title, "client_models": session.client_models, "tests": "own test part"}
         plots.of_run(file, lambda: plots.curves(lines, file, **options))
         self.write_json("summary.json", facts | result)
         return result

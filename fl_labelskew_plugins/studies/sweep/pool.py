@@ -1,6 +1,6 @@
 """Run a sweep's processes: several at a time, as GPUs, cores and memory allow.
 
-Importing the host takes seconds, so runs are forked from a process that has imported it. A ``ProcessPoolExecutor``
+Importing FedML takes seconds, so runs are forked from a process that has imported it. A ``ProcessPoolExecutor``
 would abort all runs if one is killed.
 """
 
@@ -131,7 +131,7 @@ class Pool:
             self._remember(run)
 
     def work(self) -> list[str]:
-        """Run until all runs have ended, or should have paused :data:`MAX_DELAY` ago."""
+        """Run until all runs have ended, or until :data:`MAX_DELAY` after they should have paused."""
         try:
             with interrupting():
                 resource_tracker.ensure_running()  # its start unblocks signals, so it comes first

@@ -114,7 +114,7 @@ def test_measures_of_clients_are_reported_as_means():
     run.play([[0, 3]])
     losses = [sum(result.loss_terms.values()) for result in results.values()]
     right, samples = map(sum, zip(*(result.personalised for result in results.values()), strict=True))
-    assert run.server.measured == pytest.approx({"loss": sum(losses) / 2, "accuracy": right / samples}, abs=1e-5)
+    assert run.server.reported == pytest.approx({"loss": sum(losses) / 2, "accuracy": right / samples}, abs=1e-5)
     silent = run.made.sums.encode_update(0, 0, run.made.start, results[0], measures=False)
     assert run.made.sums.round.decode(silent)["measured"].tolist() == [0.0] * 4
 

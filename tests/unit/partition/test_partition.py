@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fl_labelskew_plugins.partition.dirichlet import Dirichlet, dirichlet
 from fl_labelskew_plugins.partition.iid import iid
 from fl_labelskew_plugins.partition.natural import Natural
-from fl_labelskew_plugins.partition.pcdd import PCDD, deal_classes, deal_niid_bench, pcdd
+from fl_labelskew_plugins.partition.pcdd import PCDD, assign_classes, assign_niid_bench, pcdd
 from fl_labelskew_plugins.partition.quantity import quantity
 from fl_labelskew_plugins.partition.shards import shards
 
@@ -73,11 +73,11 @@ def test_pcdd_is_a_partition_with_a_fixed_number_of_classes(case):
 
 def test_pcdd_of_fedmr_c_1_2():
     """CIFAR100 at P10C30: 1-30, 31-60, 61-90, then 91-100 and 20 random ones; the others are all random."""
-    held = deal_classes(100, 10, 30, rng())
+    held = assign_classes(100, 10, 30, rng())
     assert held[:3] == [list(range(30)), list(range(30, 60)), list(range(60, 90))]
     assert held[3][:10] == list(range(90, 100))
     assert all(len(set(client)) == 30 for client in held)
-    assert deal_classes(100, 10, 30, rng(1))[5] != held[5]
+    assert assign_classes(100, 10, 30, rng(1))[5] != held[5]
     first, second = (pcdd(shuffled([50] * 100), clients=10, classes_per_client=30, rng=rng(s)) for s in (0, 1))
     assert not same(first, second)
 
@@ -154,7 +154,7 @@ def test_pcdd_niid_bench_names_a_class_without_client():
     """Two clients of two of four classes may hold a class twice; fedmr deals all classes first."""
     labels = shuffled([20] * 4)
     options = {"clients": 2, "classes_per_client": 2, "assignment": "niid_bench"}
-    assert deal_niid_bench(4, 2, 2, rng(1)) == [[0, 1], [1, 2]]
+    assert assign_niid_bench(4, 2, 2, rng(1)) == [[0, 1], [1, 2]]
     text = message(lambda: pcdd(labels, **options, rng=rng(1)))
     assert "no client holds class 3" in text
     assert "use assignment=fedmr or 4 clients" in text

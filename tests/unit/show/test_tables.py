@@ -26,7 +26,7 @@ EQUAL = {"client_accuracy": [1.0, 1.0, 1.0], "client_accuracy_mean": 1.0, "clien
 def test_table_names_silos_and_marks_no_worst_of_equals(tmp_path, changes, clients, over):
     (tmp_path / "summary.json").write_text(json.dumps(RESULT | changes))
     recipe = SimpleNamespace(train=SimpleNamespace(reference=None))
-    session = SimpleNamespace(clients=None, client_names=SILOS, own_models="local models", recipe=recipe)
+    session = SimpleNamespace(clients=None, client_names=SILOS, client_models="local models", recipe=recipe)
     lines = table(SimpleNamespace(session=session, folder=RunReader(tmp_path))).splitlines()
     rows = dict(line.strip().split("  ", 1) for line in lines)
     assert rows["tested on"].strip() == "clients' own test splits, mean over the clients"
