@@ -383,13 +383,16 @@ class Census:
         floats = [(part.count, *part.floats()) for part in parts]
         means = np.array([first / count for count, first, _ in floats])
         stds = np.array([np.sqrt(second / count) for count, _, second in floats])
+        # entries that are constant at most silos have no usual std: silos that differ are all named
+        mixed = stds.max(axis=0) > 10 * np.where(stds > 0, stds, np.inf).min(axis=0)
         two = len(known) == 2  # the wrong one is unknown: both are named
         mean, std = (means[0], stds[0]) if two else (np.median(means, axis=0), np.median(stds, axis=0))
 
         def far(means: NDArray[np.float64], stds: NDArray[np.float64]) -> NDArray[np.bool_]:
             # an entry that is constant at most silos is divided by the common std
             away = np.abs(means - mean) > 10 * np.where(std > 0, std, stds)
-            return np.stack([away, (std > 0) & (stds < std / 10), (std > 0) & (stds > 10 * std)], axis=-1)
+            small, large = (std > 0) & (stds < std / 10), (stds > 0) & np.where(std > 0, stds > 10 * std, mixed)
+            return np.stack([away, small, large], axis=-1)
 
         moved = two | far(*map(np.array, stats.pooled(parts)))
         wrong = (far(means, stds) & moved).any(axis=(1, 2))

@@ -326,8 +326,7 @@ class SummedAnswers(Answers):
 
     def finished(self) -> None:
         """Allow other runs from now on."""
-        if self.silo.run_name:
-            self._account.leave()
+        self._account.leave()
 
     def open(self, session: Session, federation: Federation) -> None:
         """Check and record the data and the number of all samples."""

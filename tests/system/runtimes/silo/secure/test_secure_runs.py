@@ -334,12 +334,18 @@ def test_a_server_that_begins_a_second_run_on_live_connections(secure):
     assert "difference" not in server.text
 
 
-def test_a_silo_killed_in_a_run_joins_no_other_run(secure):
+@pytest.mark.parametrize("pauses", [False, True])
+def test_a_silo_joins_no_other_run_before_the_first_has_ended(secure, pauses):
     """A service manager restarts a silo that was killed or has failed, which is no consent of its operator."""
     federation = secure()
+    federation.environment = {"FL_LABELSKEW_PAUSE": "1 inf"} if pauses else {}
     server, silos = federation.server(), federation.silos()
     server.says("round 1/")
-    killed(server, *silos)
+    if pauses:
+        finished(server, *silos)
+    else:
+        killed(server, *silos)
+    federation.environment = {}
     shutil.rmtree(federation.run_dir)
     server = federation.server()
     silos = federation.silos()
