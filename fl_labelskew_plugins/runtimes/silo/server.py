@@ -11,14 +11,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from fl_labelskew_registry import Arrays, Contribution, Data, RunError
+from safetensors.torch import load_file
 from torch import Tensor
 
 from fl_labelskew_plugins.data import stats
+from fl_labelskew_plugins.data.files import valid_file
 from fl_labelskew_plugins.data.fingerprint import fingerprint
 from fl_labelskew_plugins.engine.aggregate import check_extra, share_of_old
 from fl_labelskew_plugins.engine.local import LocalResult
 from fl_labelskew_plugins.engine.ring import Vector
 from fl_labelskew_plugins.machine import log
+from fl_labelskew_plugins.machine.files import check_regular, writing
 from fl_labelskew_plugins.machine.text import counted, few
 from fl_labelskew_plugins.ops import added
 from fl_labelskew_plugins.recipe.model import Recipe
@@ -38,12 +41,13 @@ from fl_labelskew_plugins.runtimes.silo.members import ExcludedSilos, Members, P
 from fl_labelskew_plugins.runtimes.silo.outliers import Judge, norms
 from fl_labelskew_plugins.runtimes.transport import SERVER, Kind, Manager, Message, measures, reason, upload
 from fl_labelskew_plugins.runtimes.wire import plain
-from fl_labelskew_plugins.tensors import State, Weights, joined, num_bytes, trim
+from fl_labelskew_plugins.tensors import State, Weights, group, joined, num_bytes, save_atomic, trim
 
 SLACK = 2**20  # bytes of a message without its tensors
 MAX_TERMS = 20  # loss terms of a silo: it could report new names in each round
 MAX_VISITS = 5  # log lines per minute about a silo that reconnects
 HEAVY = 0.9  # share of a round's weight above which a warning names a silo
+OPENINGS = "openings.safetensors"  # the tensors of each silo's opening message
 TAKEN: dict[str, Any] = {"taken": True}
 LATE: dict[str, Any] = {"taken": False, "reason": "it came too late"}
 
@@ -74,6 +78,7 @@ class Opening(SiloExchange):
     def __init__(self, server: SiloServer) -> None:
         super().__init__(server)
         self._sent: dict[int, Contribution] = {}
+        self._file = server.folder.path / OPENINGS
         self._poll = Poll(server.members, [], "openings", self._sent)
         self.handlers = {Kind.OPENING: self._take}
 
@@ -82,29 +87,31 @@ class Opening(SiloExchange):
         """Whether the method has an opening exchange."""
         return self.server.rounds is not None and self.rounds.session.method.uses("opening")
 
-    def exchange(self, *, resumed: bool) -> None:
-        """Wait for all openings, then share their result.
+    def begin(self) -> None:
+        """Read the openings of a resumed run."""
+        if self._file.exists():
+            with valid_file(self._file, "record of openings", "the file as the server has written it"):
+                check_regular(self._file)
+                stored = load_file(self._file)
+                for client in stored["clients"].tolist():
+                    self._sent[client] = Contribution(client, group(stored, str(client)))
 
-        A resumed run repeats this if a contributor to its earlier result is excluded, and all others are connected.
-        """
-        members, opened = self.server.members, set(self.rounds.server.opened)
-        uncounted, present = members.uncounted, members.present
-        again = opened - uncounted < opened and opened - uncounted <= present
-        if self.wanted and (again or not resumed):
+    def exchange(self, *, resumed: bool) -> None:
+        """Wait for all openings, then share their result."""
+        members = self.server.members
+        if self.wanted and not resumed:
             members.begin(-1)
-            self._poll = Poll(members, sorted(present - uncounted), "openings", self._sent)
+            self._poll = Poll(members, sorted(members.present - members.uncounted), "openings", self._sent)
             list(self._poll.take())
             self._share()
 
     def catch_up(self) -> None:
-        """Share the result again after more openings; in a resumed run, once all old contributors have sent theirs."""
+        """Share the result again if other silos count now."""
         opened, uncounted = set(self.rounds.server.opened), self.server.members.uncounted
         sent = self._sent.keys() - uncounted
-        if missing := sorted(opened - uncounted - sent):
-            for client in sent - opened:
-                what = f"has sent its opening, which counts once silo {missing[0] + 1} has sent its own again"
-                self.server.print_event(client, f"{what} or is excluded", self.server.warn)
-        elif sent != opened:
+        if (
+            sent != opened and sent >= opened - uncounted
+        ):  # a run of an earlier version may lack some until they connect
             self._share()
 
     def missed(self, client: int) -> str:
@@ -138,6 +145,9 @@ class Opening(SiloExchange):
                 what = f"reports {size} of all {total} training samples, and silos compute their weights from these"
                 self.server.warn_once(client, f"silo {client + 1} {what}")
         server.open([self._sent[client] for client in clients])
+        stored = joined(**{str(client): one.tensors for client, one in self._sent.items()})
+        with writing(self._file):
+            save_atomic({**stored, "clients": torch.tensor(sorted(self._sent))}, self._file)
 
 
 class Uploads(SiloExchange):

@@ -100,14 +100,10 @@ def test_missing_silos_of_the_opening_exchange_are_reported(federation):
     assert json.loads((federation.run_dir / "summary.json").read_text())["opening_left_out"] == [2]
 
 
-def test_a_late_opening_counts_once_the_earlier_ones_are_there_again(federation):
-    federation.overrides = [
-        SLOW,
-        "method_args.method=feddisco",
-        "train_args.comm_round=12",
-        "tracking_args.checkpoint_every=1",
-    ]
+def test_in_a_resumed_run_openings_count_without_the_silos_that_sent_them(federation):
+    federation.overrides = [SLOW, "method_args.method=feddisco", "train_args.comm_round=12"]
     federation.overrides += ["comm_args.reconnect_s=1", "comm_args.quorum_timeout_s=4", "comm_args.min_clients=1"]
+    federation.overrides += ["tracking_args.checkpoint_every=1"]
     server, silos = federation.server(), federation.silos(1, 2)
     server.says("round  2/12")
     for process in (server, silos[1]):
@@ -118,13 +114,12 @@ def test_a_late_opening_counts_once_the_earlier_ones_are_there_again(federation)
     late = federation.silo(3)
     late.says("joined")
     silos[0].kill(signal.SIGCONT)
-    again.says("silo 3 has sent its opening, which counts once silo 2 has sent its own again or is excluded")
     late.says("trained in")
     members.exclude(federation.run_dir, 2)
     finished(again, silos[0], late)
     assert "refused" not in again.text
     left = left_out(federation, "opening_left_out")
-    assert (left[1], left[-1]) == ([2], [1])
+    assert (left[1], [] in left[2:], left[-1]) == ([2], True, [1])
 
 
 def test_an_outage_within_a_round_is_waited_out(federation, sp_weights):
