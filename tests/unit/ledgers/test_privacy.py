@@ -86,7 +86,7 @@ def test_an_answer_is_written_down_once_and_the_next_one_adds_to_it(tmp_path):
     answers = [(line["round"], line["answer"], [noise["on"] for noise in line["answered"]]) for line in lines]
     assert answers == [(-1, "a", ["counts"]), (0, "b", ["weights"])]
     assert lines[0]["epsilon"] == {"silo": pytest.approx(50), "claim": pytest.approx(0.5)}
-    spent = privacy.at({COUNTS: 1, WEIGHTS: 1}, "claim")
+    spent = privacy.strengths({COUNTS: 1, WEIGHTS: 1}, "claim")
     assert lines[1]["epsilon"]["claim"] == pytest.approx(privacy.epsilon(spent, 1e-5))
     first.spend([Noise("weights")], "c", run="r", round=1)
     assert [entry.round for entry in first.entries] == [-1, 0, 1]  # what another process wrote, too
