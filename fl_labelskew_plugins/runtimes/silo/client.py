@@ -112,7 +112,7 @@ class Answers:
         """
         if not self.hides_failures:
             return take(client, round, start, **turn)
-        spare = self.spare_state(take, client, round, **turn)
+        spare = self.spare_state(take, client, **turn)
         last = LastUpload(self.silo.folder)
         answer = self.silo.answer_digest(self.silo.request)
         if (stored := last.read(answer, start)) is not None:
@@ -133,23 +133,23 @@ class Answers:
         last.store(answer, result)
         return result
 
-    def spare_state(self, take: Callable[..., LocalResult], client: int, round: int, **turn: Any) -> State:
+    def spare_state(self, take: Callable[..., LocalResult], client: int, **turn: Any) -> State:
         """The private state after a failed turn: the last one, or a spare one, which the first turn writes to a file.
 
         Without it, later rounds would be faster, or a repeated request would have the same digest. It is that of a
-        fresh network with constant shared tensors, so only their shapes can make it fail: it is then empty.
+        fresh network with constant shared tensors, so only their shapes can make it fail; the state is then empty.
         """
         trainer, file = self.silo.session.trainer, self.silo.states.folder / "spare.safetensors"
         if turn["state"] or not (trainer.method.uses("after_round") or trainer.optimizer.uses("finish")):
             return dict(turn["state"])
         if not file.exists():
             shared = {name: torch.full_like(value, 1 / max(value.numel(), 1)) for name, value in turn["shared"].items()}
-            state: State = {}
             try:
-                assert trainer.fresh is not None
-                state = take(client, round, trainer.fresh(), **{**turn, "shared": shared}).state
+                assert trainer.fresh is not None  # round 0: the last one may be a closing exchange
+                state = take(client, 0, trainer.fresh(), **{**turn, "shared": shared}).state
             except Exception as error:
                 self.log_hidden_failure(error, "keeps no private state")
+                return {}
             file.parent.mkdir(parents=True, exist_ok=True)
             save_atomic(state, file)
         return load_file(file)

@@ -375,7 +375,10 @@ class Census:
         return stats.pooled(parts) if parts else None
 
     def unusual_moments(self, clients: Collection[int]) -> Iterator[int]:
-        """Silos that move a common mean by 10 median stds, or a common std to 10 times or a tenth of the median."""
+        """Silos with a mean 10 median stds away, or a std 10 times larger or smaller, that moves the common one as far.
+
+        Medians are over the silos with a std above 0. If the two middle values differ that much, all silos.
+        """
         known = sorted({*clients} & self._sums.keys())
         if not known:
             return
@@ -383,20 +386,23 @@ class Census:
         floats = [(part.count, *part.floats()) for part in parts]
         means = np.array([first / count for count, first, _ in floats])
         stds = np.array([np.sqrt(second / count) for count, _, second in floats])
-        # entries that are constant at most silos have no usual std: silos that differ are all named
-        mixed = stds.max(axis=0) > 10 * np.where(stds > 0, stds, np.inf).min(axis=0)
-        two = len(known) == 2  # the wrong one is unknown: both are named
-        mean, std = (means[0], stds[0]) if two else (np.median(means, axis=0), np.median(stds, axis=0))
+        varying, columns = stds > 0, np.arange(stds.shape[1])
+        number, half = varying.sum(axis=0), len(known) // 2
+        ordered = np.sort(np.where(varying, stds, np.inf), axis=0)
+        low, high = (
+            ordered[np.maximum(number - 1, 0) // 2, columns],
+            ordered[np.minimum(number // 2, len(known) - 1), columns],
+        )
+        first, second = np.sort(means, axis=0)[[(len(known) - 1) // 2, half]]
+        usual = number > half  # otherwise most silos have a constant
 
         def far(means: NDArray[np.float64], stds: NDArray[np.float64]) -> NDArray[np.bool_]:
-            # an entry that is constant at most silos is divided by the common std
-            away = np.abs(means - mean) > 10 * np.where(std > 0, std, stds)
-            small, large = (std > 0) & (stds < std / 10), (stds > 0) & np.where(std > 0, stds > 10 * std, mixed)
-            return np.stack([away, small, large], axis=-1)
+            away, small = np.abs(means - (first + second) / 2) > 10 * low, stds < low / 10
+            return np.stack([usual & away, usual & small, stds > 10 * high], axis=-1)
 
-        moved = two | far(*map(np.array, stats.pooled(parts)))
-        wrong = (far(means, stds) & moved).any(axis=(1, 2))
-        yield from (client for client, own in zip(known, wrong, strict=True) if own or (two and wrong.any()))
+        moved = far(*map(np.array, stats.pooled(parts)))
+        undecided = (varying & (high > 10 * low)) | (usual & (second - first > 10 * low))
+        yield from np.array(known)[((far(means, stds) & moved).any(axis=-1) | undecided).any(axis=1)].tolist()
 
     @property
     def exact(self) -> bool:

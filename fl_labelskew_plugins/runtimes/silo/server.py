@@ -467,8 +467,10 @@ class SiloServer(Manager):
             values = " and ".join(few([f"{value:.4g}" for value in numbers], 3) for numbers in made)
             self.print_line(f"mean and std of the training samples of {counted(len(silos), 'silo')} together: {values}")
             for client in self.census.unusual_moments(silos):
-                what = "reports a mean or std of its samples that changes those of all silos together by a factor of 10"
-                use = "check its data, or exclude it and begin a new run: mean and std stay the same in this run"
+                what = (
+                    "reports a mean or std of its samples that differs much, and so changes those of all silos together"
+                )
+                use = "check the data of the named silos, exclude the wrong one, and begin a new run"
                 self.print_line(f"silo {client + 1} {what}; {use}", level=log.WARNING)
             if 0 < len(floats := self.census.inexact) < len(silos):
                 who = few([str(client + 1) for client in floats], 5)

@@ -376,7 +376,7 @@ class SummedAnswers(Answers):
         self, take: Callable[..., LocalResult], client: int, round: int, start: Weights, **turn: Any
     ) -> LocalResult:
         """Train; with noise, a failed turn changes nothing, because a failure would reveal data."""
-        spare = self.spare_state(take, client, round, **turn) if self._noise else {}
+        spare = self.spare_state(take, client, **turn) if self._noise else {}
         train = take if self._noise else partial(super().turn, take)
         try:
             result = train(client, round, start, **turn)
