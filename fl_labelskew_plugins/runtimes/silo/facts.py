@@ -386,7 +386,8 @@ class Census:
         floats = [(part.count, *part.floats()) for part in parts]
         means = np.array([first / count for count, first, _ in floats])
         stds = np.array([np.sqrt(second / count) for count, _, second in floats])
-        varying, columns = stds > 0, np.arange(stds.shape[1])
+        varying, columns = stds > 1e-12 + 1e-9 * np.abs(means), np.arange(stds.shape[1])  # more than rounding errors
+        stds = np.where(varying, stds, 0.0)
         number, half = varying.sum(axis=0), len(known) // 2
         ordered = np.sort(np.where(varying, stds, np.inf), axis=0)
         low, high = (

@@ -109,9 +109,8 @@ class Opening(SiloExchange):
         """Share the result again if other silos count now."""
         opened, uncounted = set(self.rounds.server.opened), self.server.members.uncounted
         sent = self._sent.keys() - uncounted
-        if (
-            sent != opened and sent >= opened - uncounted
-        ):  # a run of an earlier version may lack some until they connect
+        # a run of an earlier version may lack some until these silos connect
+        if sent != opened and sent >= opened - uncounted:
             self._share()
 
     def missed(self, client: int) -> str:
@@ -140,7 +139,7 @@ class Opening(SiloExchange):
         server, uncounted = self.rounds.server, self.server.members.uncounted
         server.federation = self.server.census.federation(self.rounds.session.federation, uncounted)
         clients, total = sorted(self._sent.keys() - uncounted), server.federation.num_samples
-        for client in set(range(self.server.num_silos)) - uncounted:
+        for client in sorted(set(range(self.server.num_silos)) - uncounted):
             if server.declared and len(clients) > 1 and (size := self.server.sizes[client]) > HEAVY * total:
                 what = f"reports {size} of all {total} training samples, and silos compute their weights from these"
                 self.server.warn_once(client, f"silo {client + 1} {what}")
@@ -467,9 +466,7 @@ class SiloServer(Manager):
             values = " and ".join(few([f"{value:.4g}" for value in numbers], 3) for numbers in made)
             self.print_line(f"mean and std of the training samples of {counted(len(silos), 'silo')} together: {values}")
             for client in self.census.unusual_moments(silos):
-                what = (
-                    "reports a mean or std of its samples that differs much, and so changes those of all silos together"
-                )
+                what = "reports a mean or std of its samples that differs much and changes those of all silos together"
                 use = "check the data of the named silos, exclude the wrong one, and begin a new run"
                 self.print_line(f"silo {client + 1} {what}; {use}", level=log.WARNING)
             if 0 < len(floats := self.census.inexact) < len(silos):
