@@ -318,6 +318,11 @@ def reports_freed_results():
         print("results are", "kept" if kept[-1]() else "freed", flush=True)
         return honest(*args)
 
+    @replaces(SummedAnswers, "handle_verdict")
+    def handle_verdict(self, honest):
+        honest()
+        print("vector is", "freed" if self.silo.upload is None and self._last is None else "kept", flush=True)
+
 
 def claims(place, number):
     """Add a number to one of the sums of the opening."""

@@ -289,6 +289,7 @@ class SummedAnswers(Answers):
         for warning in weaknesses(recipe):
             silo.warn(warning)
         self._account, self._question = Account(silo.folder), ""
+        self._last: Vector | None = None
         self._total = 0  # training samples of all silos, as first reported to this process
         self._opening: Vector | None = None  # computed once: the time would reveal the number of samples
         self._tested: tuple[int, Vector, str] | None = None
@@ -401,6 +402,7 @@ class SummedAnswers(Answers):
             self.log_hidden_failure(error, NOISE)
             vector = sums.round.zeros()
             vector[:] = 0  # touch the memory now, not later
+        self._last = vector  # freed in the next turn: the time to free it depends on whether training has failed
         return LocalResult({VECTOR: as_tensor(vector)}, {}, {}, {})
 
     def send(self, round: int, result: LocalResult) -> None:
