@@ -553,7 +553,8 @@ def test_silos_that_fail_in_training_look_like_the_others(secure):
     finished(server, lost, fails, federation.silo(1), observed := federation.silo(4, cheat="reports_freed_results"))
     assert observed.text.count("results are freed") >= 4
     assert "results are kept" not in observed.text
-    assert observed.text.count("vector is kept") == 4  # until the next turn, also with the server's verdict
+    assert observed.text.count("vector is kept") >= 3  # until the next turn, also with the server's verdict
+    assert "vector is freed" not in observed.text
     noise = "this silo adds only noise to the sum of this round"
     assert lost.text.count(noise) == 3
     assert lost.text.count("has failed; this silo trains again after a restart") == 1
