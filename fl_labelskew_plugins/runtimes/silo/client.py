@@ -191,7 +191,7 @@ class Answers:
         """Handle a verdict."""
 
     def finished(self) -> None:
-        """Handle the end of a run after all its rounds."""
+        """Handle the end of a run after all its rounds, or of a survey."""
 
     def _survey(self, message: Message) -> None:
         what = "the server runs a survey, but this silo was started for training; restart it with --survey"
@@ -590,7 +590,7 @@ class SiloClient(Manager):
         if not self.run_name or self._over or self.answers.tests_immediately:
             self.send(Kind.FINISH, SERVER)
         self.transport.stop_receive_message()
-        if self.run_name and rounds == total:
+        if not self.run_name or rounds == total:
             self.answers.finished()
 
 

@@ -327,7 +327,8 @@ class SummedAnswers(Answers):
 
     def finished(self) -> None:
         """Allow other runs from now on."""
-        self._account.leave()
+        if self.silo.run_name:
+            self._account.leave()
 
     def open(self, session: Session, federation: Federation) -> None:
         """Check and record the data and the number of all samples."""

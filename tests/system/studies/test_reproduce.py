@@ -201,19 +201,19 @@ def test_a_table_next_to_the_numbers_of_the_paper(file, tmp_path):
 def test_interrupted_runs_resume_with_identical_results(file, tmp_path, monkeypatch):
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     call("reproduce", file, "--seeds", 2, "--out", whole)
-    real = Record.round
+    real = Record.complete_round
 
     def interrupted(self, line, *args, **more):
         real(self, line, *args, **more)
         if line["round"] == 2 and self.folder.path.name == "seed1":
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Record, "round", interrupted)
+    monkeypatch.setattr(Record, "complete_round", interrupted)
     done = call("reproduce", file, "--seeds", 2, "--out", broken, code=130)
     assert done.stderr.startswith("interrupted; to resume: labelskew")
     assert len(metrics(broken / "one" / "seed1")) == 3
     assert not (broken / "table.csv").exists()
-    monkeypatch.setattr(Record, "round", real)
+    monkeypatch.setattr(Record, "complete_round", real)
     # and one that was killed while it was being prepared
     late = broken / "one" / "seed2"
     late.mkdir()
