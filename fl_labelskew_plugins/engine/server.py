@@ -163,7 +163,7 @@ class Server:
         mean, raw, present = WeightedMean(old), [], []
         addition = Addition(individual=self.method.individual)
         classifier = {key: old[key] for key in PROXIES if key in old and proxies is not None}
-        alike = WeightedMean(classifier)
+        equal_rows = WeightedMean(classifier)  # without weights per class
         corrections = WeightedMean({})
         for client, result in uploads:
             i = position[client]
@@ -178,7 +178,7 @@ class Server:
                 raw.append((number, result.upload))
             else:
                 mean.add(result.upload, shares[i], None if proxies is None else proxies[i])
-                alike.add({key: result.upload[key] for key in classifier}, shares[i])
+                equal_rows.add({key: result.upload[key] for key in classifier}, shares[i])
             del result  # before the next one arrives
         if not present:
             return []
@@ -190,7 +190,7 @@ class Server:
         else:
             weights = self._mean_of_present(mean, present, sizes, counts, shares, proxies)
         corrections.scale(1 / added(shares[i] for i in present))
-        whole = self._mean_of_present(alike, present, sizes, None, shares, None)
+        whole = self._mean_of_present(equal_rows, present, sizes, None, shares, None)
         total = replace(addition.total(len(present), round), samples=sum(sizes[i] for i in present))
         self.advance(weights, whole, corrections.sums, total)
         return [clients[i] for i in present]

@@ -183,12 +183,12 @@ class ClientAccounts:
     def __init__(self, ledger: Ledger, recipe: Recipe, sizes: Sequence[int], run: str) -> None:
         self.ledger, self.run = ledger, run
         least = min((size for size in sizes if size), default=0)
-        self._leaving = [sent_noise(recipe, samples, least) for samples in sizes]
+        self._noises = [sent_noise(recipe, samples, least) for samples in sizes]
         self._least = 1 if recipe.privacy.noise_multiplier is None else fewest_summed(recipe)
 
     def open(self) -> None:
         """Record the answers before the first round. Raises SpentError."""
-        for client, parts in enumerate(self._leaving):
+        for client, parts in enumerate(self._noises):
             if parts.once:
                 self.ledger.spend(parts.once, "opening", run=self.run, client=client)
 
@@ -197,7 +197,7 @@ class ClientAccounts:
         willing, refusal = [], None
         for client in clients:
             try:
-                upload = self._leaving[client].upload
+                upload = self._noises[client].upload
                 self.ledger.spend(upload, f"round {round}", run=self.run, round=round, client=client)
                 willing.append(client)
             except SpentError as error:

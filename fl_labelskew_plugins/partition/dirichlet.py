@@ -37,7 +37,10 @@ def capped_pieces(
 def dirichlet(
     labels: Indices, *, clients: int, beta: float, min_samples: int = 1, capped: bool = False, rng: np.random.Generator
 ) -> list[Indices]:
-    """Divide each class in proportions from Dirichlet(``beta``). Raise LabelSkewError after ``MAX_DRAWS`` draws."""
+    """Divide each class in proportions from Dirichlet(``beta``), drawn until each client has ``min_samples``.
+
+    Raise LabelSkewError after ``MAX_DRAWS`` draws.
+    """
     _, members = by_class("dirichlet", labels, clients)
     sizes = np.array([len(samples) for samples in members], dtype=np.int64)
     if clients * min_samples > len(labels):

@@ -20,7 +20,13 @@ from fl_labelskew_plugins.recipe.sections import names as split
 Objects = Mapping[str, Any]
 NOTHING: Objects = MappingProxyType({})
 OF_REFERENCE = (
-    *("common_args", "data_args", "partition_args", "model_args", "validation_args", "device_args", "tracking_args"),
+    "common_args",
+    "data_args",
+    "partition_args",
+    "model_args",
+    "validation_args",
+    "device_args",
+    "tracking_args",
 )
 """Sections that apply to a reference run."""
 OF_SERVER = ("federated_optimizer", "proxy_aggregation", "proxy_smoothing")

@@ -35,13 +35,13 @@ def refused(policy: Policy, recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield _line(policy, "server_fingerprint", "a connection without certificates (comm_args.certs)")
     if policy.require_secure_aggregation and not recipe.comm.secure_aggregation:
         yield _line(policy, "require_secure_aggregation", "comm_args.secure_aggregation false")
-    leaving = list(sent(recipe))
-    for kind, cause in leaving:
+    leaves = list(sent(recipe))
+    for kind, cause in leaves:
         if policy.send is not None and kind not in policy.send:
             yield _line(policy, "send", f"{kind}: {cause}")
     for name in [name for name, least in policy.noise_at_least or () if least is not None]:
         (least, wanted), key = policy.least_noise(name), f"noise_at_least.{name}"
-        if (strength := _noise(recipe, name, [cause for kind, cause in leaving if kind == "counts"])) < least:
+        if (strength := _noise(recipe, name, [cause for kind, cause in leaves if kind == "counts"])) < least:
             yield key, f"{least:g} does not allow noise of {strength:g}; set more noise, or change this policy"
         elif wanted and (others := _kinds(recipe, name) - {wanted}):
             yield key, f"{wanted} does not allow {', '.join(others)} noise; set that kind, or change this policy"

@@ -43,9 +43,10 @@ class SentNoise:
 
 
 def sent_noise(recipe: Recipe, samples: int, least: int) -> SentNoise:
-    """The data that leave a client with ``samples``; ``least``: of the smallest client, ``m`` in FedRS's appendix B.
+    """Noise on the data that a client with ``samples`` sends.
 
-    Numbers of samples and of steps are assumed to be public.
+    ``least``: samples of the smallest client, ``m`` in FedRS's appendix B. Numbers of samples and of
+    steps are assumed to be public.
     """
     hello, opening, upload, test = [], [], [], []
     for kind, cause in sent(recipe):

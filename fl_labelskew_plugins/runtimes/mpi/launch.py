@@ -35,11 +35,8 @@ def check() -> str:
     tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
     if tasks != "1" and not any(rank in os.environ for rank, _ in RANKS):
         what = f"MPI: srun started {tasks} independent processes"
-        raise mistake(
-            "comm_args.backend",
-            what,
-            "srun --mpi=pmix, or srun with one task; this program then starts the ranks with mpirun",
-        )
+        use = "srun --mpi=pmix, or srun with one task; this program then starts the ranks with mpirun"
+        raise mistake("comm_args.backend", what, use)
     mpirun = shutil.which("mpirun")
     needs, install = "comm_args.backend: MPI needs", f"to install it: {OPEN_MPI}"
     if mpirun is None:

@@ -386,24 +386,23 @@ class Census:
         floats = [(part.count, *part.floats()) for part in parts]
         means = np.array([first / count for count, first, _ in floats])
         stds = np.array([np.sqrt(second / count) for count, _, second in floats])
-        varying, columns = stds > 1e-12 + 1e-9 * np.abs(means), np.arange(stds.shape[1])  # more than rounding errors
+        varying = stds > 1e-12 + 1e-9 * np.abs(means)  # more than rounding errors
         stds = np.where(varying, stds, 0.0)
-        number, half = varying.sum(axis=0), len(known) // 2
+        number, half, entries = varying.sum(axis=0), len(known) // 2, np.arange(stds.shape[1])
         ordered = np.sort(np.where(varying, stds, np.inf), axis=0)
-        low, high = (
-            ordered[np.maximum(number - 1, 0) // 2, columns],
-            ordered[np.minimum(number // 2, len(known) - 1), columns],
-        )
-        first, second = np.sort(means, axis=0)[[(len(known) - 1) // 2, half]]
+        low_std = ordered[np.maximum(number - 1, 0) // 2, entries]
+        high_std = ordered[np.minimum(number // 2, len(known) - 1), entries]
+        low_mean, high_mean = np.sort(means, axis=0)[[(len(known) - 1) // 2, half]]
         usual = number > half  # otherwise most silos have a constant
 
         def far(means: NDArray[np.float64], stds: NDArray[np.float64]) -> NDArray[np.bool_]:
-            away, small = np.abs(means - (first + second) / 2) > 10 * low, stds < low / 10
-            return np.stack([usual & away, usual & small, stds > 10 * high], axis=-1)
+            away, small = np.abs(means - (low_mean + high_mean) / 2) > 10 * low_std, stds < low_std / 10
+            return np.stack([usual & away, usual & small, stds > 10 * high_std], axis=-1)
 
         moved = far(*map(np.array, stats.pooled(parts)))
-        undecided = (varying & (high > 10 * low)) | (usual & (second - first > 10 * low))
-        yield from np.array(known)[((far(means, stds) & moved).any(axis=-1) | undecided).any(axis=1)].tolist()
+        undecided = (varying & (high_std > 10 * low_std)) | (usual & (high_mean - low_mean > 10 * low_std))
+        wrong = (far(means, stds) & moved).any(axis=-1) | undecided
+        yield from np.array(known)[wrong.any(axis=1)].tolist()
 
     @property
     def exact(self) -> bool:

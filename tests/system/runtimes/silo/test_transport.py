@@ -155,7 +155,7 @@ def test_with_tls_a_new_connection_replaces_the_old_one(start):
     server, old = pair(start, tls=True)
     new = start.silo(server.transport.address, tls=True)
     new.wait(Kind.JOINED)
-    server.send(Kind.TRAIN, 1)  # for the old connection, whose HELLO is the only one that the server has read
+    server.send(Kind.TRAIN, 1)  # for the old connection: the server has read only its HELLO
     server.wait(Kind.HELLO, 2)
     assert server.kinds == ["HELLO", "LEFT", "HELLO"]
     server.send(Kind.WELCOME, 1)

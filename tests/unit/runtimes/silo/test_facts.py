@@ -114,15 +114,15 @@ def test_a_silo_that_determines_the_common_std_of_any_entry_is_named():
     ):
         census._sums = dict.fromkeys(range(4), honest) | {4: made}
         assert list(census.unusual_moments(range(5))) == named
-    alone = replace(honest, second=honest.second + np.array([0, 0, 1.0]))  # it alone has the last entry
-    census._sums = dict.fromkeys(range(3), honest) | {3: alone, 4: replace(honest, second=honest.second + 1e6)}
+    single = replace(honest, second=honest.second + np.array([0, 0, 1.0]))  # only it has the last entry
+    census._sums = dict.fromkeys(range(3), honest) | {3: single, 4: replace(honest, second=honest.second + 1e6)}
     assert list(census.unusual_moments(range(4))) == []
     assert list(census.unusual_moments(range(5))) == [3, 4]  # which one is wrong is unknown
     wide = replace(honest, second=np.full(3, 50e12))
     census._sums = {0: honest, 1: honest, 2: wide, 3: wide}  # half of the silos
     assert list(census.unusual_moments(range(4))) == [0, 1, 2, 3]
     tiny = replace(honest, second=honest.second + np.array([0, 0, 1e-20]))  # as if the other silo's std were unusual
-    census._sums = {0: honest, 1: honest, 2: alone, 3: tiny}
+    census._sums = {0: honest, 1: honest, 2: single, 3: tiny}
     assert list(census.unusual_moments(range(4))) == [2, 3]
     constant = replace(honest, second=honest.second * np.array([1, 0, 0]))  # in one more entry
     census._sums = dict.fromkeys(range(3), honest) | {3: constant, 4: replace(honest, second=np.full(3, 50.0))}
