@@ -60,7 +60,7 @@ class ServerSums:
         self._attempt = Attempt("", OPENING, 0, 32, 0, Sizes(LEAST_SUMMED, LEAST_SUMMED, LEAST_SUMMED))
         self._kind = Kind.KEYS
         self._content: Callable[[int], Content]
-        self._take: Callable[[int, Mapping[str, Tensor]], None]
+        self._take: Callable[[int, Mapping[str, Tensor]], bool | None]
         self._poll: Poll[bool]
         self._close()
 
@@ -168,12 +168,13 @@ class ServerSums:
         kind: Kind,
         clients: Sequence[int],
         content: Callable[[int], Content],
-        take: Callable[[int, Mapping[str, Tensor]], None],
+        take: Callable[[int, Mapping[str, Tensor]], bool | None],
     ) -> list[int]:
         """Send ``content(rank)`` to each client, pass each answer to ``take``; return the clients that answered.
 
-        Each step has its own deadline, so that a silent silo makes no other silo late. If too few vectors arrive in
-        time, the next attempt doubles the time for vectors; the third quadruples it.
+        The step ends early if ``take`` returns True. Each step has its own deadline, so that a silent silo makes no
+        other silo late. If too few vectors arrive in time, the next attempt doubles the time for vectors; the third
+        quadruples it.
         """
         self._kind, self._content, self._take = kind, content, take
         members, answers = self._members, dict[int, bool]()
@@ -219,7 +220,7 @@ class ServerSums:
         try:
             if cause is not None:
                 raise attempt.error(f"silo {client + 1} skips the attempt: {cause}")
-            self._take(message.sender, message.tensors)
+            complete = self._take(message.sender, message.tensors)
         except Exception as error:
             self._poll.settled.add(client)
             # a silo that sees too few others is not at fault
@@ -230,6 +231,8 @@ class ServerSums:
             self._members.warn(str(shown))
         else:
             self._poll.answers[client] = True
+            if complete:
+                self._poll.settled.update(self._poll.clients)
 
     def _fault(self, client: int, faults: int = 1) -> None:
         self._lost.add(client)

@@ -1,13 +1,14 @@
 """The server's part in a secure sum."""
 
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 
 import numpy as np
 
 from fl_labelskew_plugins.engine.ring import Vector, add, trim, unit
 from fl_labelskew_plugins.recipe.sections import LEAST_SUMMED
 from fl_labelskew_plugins.runtimes.silo.secure import masks, shares
-from fl_labelskew_plugins.runtimes.silo.secure.attempt import Attempt, listed
+from fl_labelskew_plugins.runtimes.silo.secure.attempt import Attempt, SecureError, listed
 from fl_labelskew_plugins.runtimes.silo.secure.identity import Advert, Authority
 from fl_labelskew_plugins.runtimes.silo.secure.shares import Way
 from fl_labelskew_plugins.runtimes.silo.secure.silo import agreement, checked, roster_digest
@@ -32,6 +33,7 @@ class ServerRound:
         self._there: list[int] = []
         self._signatures: dict[int, bytes] = {}
         self._revealed: dict[int, dict[int, int]] = {}
+        self._secrets: dict[int, int] = {}
         self._total: Vector = np.zeros(attempt.length, unit(attempt.bits))
 
     def advertised(self, rank: int, advert: bytes) -> None:
@@ -93,13 +95,16 @@ class ServerRound:
             raise self.attempt.error(f"the signature of silo {rank} does not match the sum over {listed(self._there)}")
         self._signatures[rank] = signature
 
-    def revealed(self, rank: int, given: Mapping[int, bytes]) -> None:
-        """Step 5: take a silo's shares."""
+    def revealed(self, rank: int, given: Mapping[int, bytes]) -> bool:
+        """Step 5: take a silo's shares; return whether they suffice to open the sum."""
         self._among(rank, self._there, "shares")
         if given.keys() != set(self._sharing):
             wrong = listed(given.keys() ^ set(self._sharing))
             raise self.attempt.error(f"silo {rank} revealed too few or too many shares: {wrong}")
         self._revealed[rank] = {dealer: int.from_bytes(share, "big") for dealer, share in given.items()}
+        with suppress(SecureError):  # wrong shares may be replaced by those of the next silo
+            self._combine()
+        return bool(self._secrets)
 
     def roster(self) -> dict[int, bytes]:
         """End step 0; return all keys."""
@@ -141,9 +146,9 @@ class ServerRound:
     def total(self) -> Vector:
         """End step 5; return the sum."""
         attempt, total = self.attempt, self._total
-        self._enough(self._revealed, "have revealed their shares")
-        for dealer in self._sharing:
-            secret = self._secret(dealer)
+        if not self._secrets:
+            self._combine()
+        for dealer, secret in self._secrets.items():
             if dealer in self._added:
                 masks.add_own(total, secret, dealer, attempt, remove=True)
                 continue
@@ -158,6 +163,10 @@ class ServerRound:
     def lost(self) -> list[int]:
         """Silos that share masks and are not in the sum."""
         return sorted(set(self._sharing) - set(self._there))
+
+    def _combine(self) -> None:
+        self._enough(self._revealed, "have revealed their shares")
+        self._secrets = {dealer: self._secret(dealer) for dealer in self._sharing}
 
     def _secret(self, dealer: int) -> int:
         """A silo's seed, or its key if it is not in the sum; single shares are checked only if it is wrong."""

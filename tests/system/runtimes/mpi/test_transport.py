@@ -22,8 +22,8 @@ def test_messages_between_ranks_of_one_machine(forker):
     said, err = play(forker, *PLAIN, *["huge"] * ROOM)
     assert said.keys() >= {*PLAIN}, err
     assert ("huge" in said) == ROOM, err
-    assert said["server"] < 0.05  # a waiting rank uses no core
-    assert said["worker"] < 0.05
+    assert said["server"] < 0.5  # a waiting rank uses no core; one that asks again and again uses a whole one
+    assert said["worker"] < 0.5
 
 
 @pytest.mark.parametrize(
