@@ -183,8 +183,8 @@ class ServerRound:
             given = {rank: share for rank, share in given.items() if rank not in wrong}
             if len(given) < self._threshold:
                 break
-        counts = f"only {len(given)} of {self._threshold} shares"
-        raise self.attempt.error(f"{counts} of the {what} of silo {dealer} are correct")
+        usable = f"only {len(given)} shares of the {what} of silo {dealer} can be used"
+        raise self.attempt.error(f"{usable}, but {self._threshold} are needed")
 
     def _proven(self, rank: int, dealer: int, secret: bytes) -> bool:
         """Whether a silo's key proves that a dealer's shares for it are wrong."""
