@@ -77,6 +77,21 @@ def conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
     if optimizer.changes_upload and (affected := [kind for kind in recipe.tracking.diagnostics if kind in OF_UPLOADS]):
         message = f"{', '.join(affected)}: uploads with federated_optimizer {name} are not trained models"
         yield "tracking_args.diagnostics", f"{message}; allowed: other diagnostics, or another optimiser"
+    yield from _switch_conflicts(recipe)
+
+
+def _switch_conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    name, more = recipe.train.federated_optimizer, "FedML checks and protects only weights, but clients also send"
+    if recipe.method.uses("contribute"):
+        problem = f"method {recipe.method_name}: {more} other tensors of this method"
+    elif sends_more(recipe.optimizer):
+        problem = f"federated_optimizer {name}: {more} other tensors of this optimiser"
+    elif recipe.train.proxy_aggregation == "class":
+        problem = "proxy_aggregation class: FedML may drop clients"
+    else:
+        return
+    for switch in recipe.host_switches:
+        yield switch, f"true cannot be used with {problem}; allowed: false"
 
 
 def host_installed() -> bool:

@@ -29,7 +29,6 @@ from fl_labelskew_plugins.engine.turn import Turn
 from fl_labelskew_plugins.machine.place import available_cores, mpi_rank, place_on_node
 from fl_labelskew_plugins.machine.text import counted, few
 from fl_labelskew_plugins.partition.clients import Clients, Parts, digest, divide
-from fl_labelskew_plugins.recipe import compatibility
 from fl_labelskew_plugins.recipe.conflicts import fewest_summed
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.recipe.sections import DeviceArgs, TrainArgs
@@ -197,7 +196,6 @@ def divided(recipe: Recipe) -> tuple[Data, Clients]:
 
 def build(recipe: Recipe) -> Session:
     """Set up a simulation from its recipe."""
-    refuse_host_switches(recipe)
     data, clients = divided(recipe)
     centralised = recipe.train.reference == "centralised"
     total = steps(recipe, clients.train.sizes.tolist()) if centralised else None
@@ -347,20 +345,3 @@ def loader_workers(recipe: Recipe, device: torch.device) -> int:
     place = place_on_node() or mpi_rank()
     cores = available_cores() // (max(1, place[1] - 1) if place else 1)
     return min(16, max(1, cores - 1 if device.type == "cuda" else cores // 2))
-
-
-def refuse_host_switches(recipe: Recipe) -> None:
-    """Raise LabelSkewError if FedML's attacks, defences or privacy are on, but clients send more than weights."""
-    if not (on := recipe.host_switches):
-        return
-    sender = replacement = ""
-    if recipe.method.uses("contribute"):
-        sender, replacement = f"method {recipe.method_name}", "a method"
-    elif compatibility.sends_more(recipe.optimizer):
-        sender = f"federated_optimizer {recipe.train.federated_optimizer}"
-        replacement = "an optimiser, such as FedProx,"
-    if sender:
-        problem = f"FedML checks and protects only weights, but {sender} also sends other tensors"
-        raise mistake(on[0], problem, f"{replacement} without them")
-    if recipe.train.proxy_aggregation == "class":
-        raise LabelSkewError(f"{on[0]}: needs train_args.proxy_aggregation: model, since FedML may drop clients")

@@ -15,11 +15,12 @@ GOOD = {
     "train_args": {"epochs": 2, "weight_decay": 1e-5},
     "method_args": {"method": "fedmr", "mu1": 0.1},
 }
+FEDAVG = GOOD | {"method_args": {"method": "fedavg"}}
 
 
-def text_with(**sections):
-    """A good recipe with some sections changed; None takes a section out."""
-    content = {section: dict(keys) for section, keys in GOOD.items()}
+def text_with(base=GOOD, **sections):
+    """A good recipe with some sections changed, by default one of FedMR; None takes a section out."""
+    content = {section: dict(keys) for section, keys in base.items()}
     for section, keys in sections.items():
         if isinstance(keys, dict):
             content[section] = content.get(section, {}) | keys

@@ -24,7 +24,7 @@ from fl_labelskew_plugins.recipe.conflicts import quorum
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.checkpoint import Checkpoint
 from fl_labelskew_plugins.runs.record import Record
-from fl_labelskew_plugins.runs.session import Session, assemble, build, of_classes, refuse_host_switches
+from fl_labelskew_plugins.runs.session import Session, assemble, build, of_classes
 from fl_labelskew_plugins.runtimes.base import Runtime
 from fl_labelskew_plugins.runtimes.processes import together
 from fl_labelskew_plugins.runtimes.silo import facts, keys
@@ -88,7 +88,6 @@ class CrossSilo(Runtime):
 
     def session(self) -> Session:
         """The server's session; waits for the silos, unless all rounds are done there."""
-        refuse_host_switches(self.recipe)
         checkpoint = self.folder.load_checkpoint(tensors=False) if self.options.resume else None
         if self._over(checkpoint) and (self.options.role is None or self.folder.summary.exists()):
             return self._offline_session(list(checkpoint.sizes))
@@ -162,7 +161,6 @@ class CrossSilo(Runtime):
         rank = self.options.rank
         assert rank is not None  # RunOptions.check
         recipe = recipes.silo(self.recipe, rank, survey=self.options.survey)
-        refuse_host_switches(recipe)
         data = facts.load(recipe, rank - 1)
         guard, ledger = guard_of(recipe, rank, self.folder.path), ledger_of(recipe, self.folder.path)
         self.folder.hold()

@@ -1,7 +1,7 @@
 import pytest
-from recipe_texts import CROSS_SILO, GOOD, cross_silo, lines_of, only_line, text_with
+from recipe_texts import CROSS_SILO, FEDAVG, cross_silo, lines_of, only_line, text_with
 
-from fl_labelskew_plugins.recipe import parse, yaml
+from fl_labelskew_plugins.recipe import parse
 
 SUMS, BITS = "comm_args.secure_aggregation", "comm_args.secure_bits"
 HIDDEN = f"single uploads, which are hidden with {SUMS}; allowed:"
@@ -9,7 +9,7 @@ SINGLE = f"true cannot be used with {SUMS}: FedML's code needs single uploads, w
 DEFENCE = ("enable_defense=true", "defense_type=cclip", "bucket_size=2")
 BYZANTINE = ("enable_attack=true", "attack_type=byzantine", "byzantine_client_num=1", "attack_mode=random")
 NOISE = ("enable_dp=true", "dp_solution_type=cdp", "mechanism_type=laplace", "epsilon=1", "delta=0", "sensitivity=1")
-FEDAVG = yaml.write({**GOOD, "method_args": {"method": "fedavg"}})
+NOISE_SWITCH = " ".join(("dp_args:", *NOISE))
 FOUR = ["comm_args.certs=certs", "train_args.client_num_in_total=4", "client_specific_args.data_silo_config=[]"]
 
 
@@ -62,6 +62,22 @@ def test_invalid_addresses(address):
     assert "is not an address; use host:port with a port from 0 to 65535, such as" in line
 
 
+@pytest.mark.parametrize("switch", ["security_args: enable_defense=true defense_type=rfa", NOISE_SWITCH])
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ("method_args.method=fedmr", "method fedmr: FedML checks and protects only weights, but clients also send "),
+        ("train_args.federated_optimizer=SCAFFOLD", "federated_optimizer SCAFFOLD: FedML checks and protects only we"),
+        ("train_args.proxy_aggregation=class", "proxy_aggregation class: FedML may drop clients; allowed: false"),
+    ],
+)
+def test_switches_of_fedml_need_uploads_with_only_weights(switch, changes, what):
+    section, *pairs = switch.split()
+    overrides = [f"{section[:-1]}.{pair}" for pair in pairs]
+    line = only_line(text_with(FEDAVG), changes, *overrides)
+    assert f"{overrides[0].removesuffix('=true')}: true cannot be used with {what}" in line
+
+
 def test_one_file_per_silo_is_required():
     text = text_with(**CROSS_SILO | {"client_specific_args": {"data_silo_config": ["one.yaml"]}})
     assert only_line(text).endswith("data_silo_config: 1 files for 2 clients; allowed: one file per client, or none")
@@ -70,7 +86,7 @@ def test_one_file_per_silo_is_required():
 def test_poisoned_samples_are_not_augmented():
     flipping = {"enable_attack": True, "attack_type": "label_flipping", "ratio_of_poisoned_client": 0.5}
     flipping |= {"original_class_list": [1], "target_class_list": [2]}
-    text = text_with(security_args=flipping, train_args={"augment": ["flip"]})
+    text = text_with(FEDAVG, security_args=flipping, train_args={"augment": ["flip"]})
     assert "train_args.augment: cannot be used with attack_type label_flipping" in only_line(text)
 
 
@@ -102,9 +118,9 @@ def test_sums_without_noise_are_over_all_clients(key):
     overrides = [f"{SUMS}=true", "train_args.client_num_in_total=5", f"{key}=4"]
     what = "4 of 5 clients: sums over different clients can be compared and reveal single uploads"
     allowed = "5, noise (privacy_args.noise_multiplier), or no secure aggregation"
-    assert only_line(FEDAVG, *overrides) == f"--set {key}: {what}; allowed: {allowed}"
-    parse.parse(FEDAVG, overrides=[*overrides, f"{key}=5"])
-    parse.parse(FEDAVG, overrides=[*overrides, "privacy_args.noise_multiplier=1", "privacy_args.clip=1"])
+    assert only_line(text_with(FEDAVG), *overrides) == f"--set {key}: {what}; allowed: {allowed}"
+    parse.parse(text_with(FEDAVG), overrides=[*overrides, f"{key}=5"])
+    parse.parse(text_with(FEDAVG), overrides=[*overrides, "privacy_args.noise_multiplier=1", "privacy_args.clip=1"])
 
 
 OPTIMIZER = "train_args.federated_optimizer"
@@ -126,7 +142,7 @@ FEW = "0.3: the sum of prototypes would cover few clients; allowed: 1"
     ],
 )
 def test_sums_that_reveal_data_are_refused(overrides, end):
-    line = only_line(FEDAVG, f"{SUMS}=true", *overrides.split())
+    line = only_line(text_with(FEDAVG), f"{SUMS}=true", *overrides.split())
     assert line.endswith(f"{end}, or no secure aggregation")
 
 

@@ -1,5 +1,5 @@
 import pytest
-from recipe_texts import lines_of, only_line, text_with
+from recipe_texts import FEDAVG, lines_of, only_line, text_with
 
 from fl_labelskew_plugins.recipe import parse
 from fl_labelskew_plugins.recipe.conflicts import quorum
@@ -20,7 +20,7 @@ def test_tests_after_every_nth_and_the_last_round(every, rounds):
 def test_a_dump_loads_to_an_equal_recipe(tmp_path):
     attack = {"enable_attack": True, "attack_type": "byzantine", "byzantine_client_num": 1, "attack_mode": "zero"}
     tracking = {"run_dir": "2020-01-01: # 'é"}
-    odd = text_with(data_args={"data_cache_dir": "1e5"}, tracking_args=tracking, security_args=attack)
+    odd = text_with(FEDAVG, data_args={"data_cache_dir": "1e5"}, tracking_args=tracking, security_args=attack)
     first = parse.parse(odd, source="odd.yaml")
     path = tmp_path / "recipe.yaml"
     path.write_text(first.dump(), encoding="utf-8")

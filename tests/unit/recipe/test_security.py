@@ -1,6 +1,6 @@
 import pytest
 from error_messages import message
-from recipe_texts import DIGITS, only_line, text_with
+from recipe_texts import DIGITS, FEDAVG, only_line, text_with
 
 import fl_labelskew_plugins as fl
 
@@ -28,12 +28,12 @@ def test_types_without_effect_in_fedml_are_refused(section, chooser, name):
 def test_missing_keys_of_a_feature_are_named_when_the_recipe_is_checked(section, switch, key):
     keys = DP | {key: None} if section == "dp_args" else {switch: True}
     line = f"r.yaml: {section}.{key}: missing; {switch}: true needs it; set it, or {switch}: false"
-    assert only_line(text_with(**{section: keys})) == line
+    assert only_line(text_with(FEDAVG, **{section: keys})) == line
 
 
 @pytest.mark.parametrize(("key", "value"), [("epsilon", 2), ("delta", 0)])
 def test_gaussian_noise_that_fedml_cannot_compute(key, value):
-    line = only_line(text_with(dp_args=DP | {key: value}))
+    line = only_line(text_with(FEDAVG, dp_args=DP | {key: value}))
     assert line.startswith(f"r.yaml: dp_args.{key}: {value} is out of range; allowed: ")
 
 
