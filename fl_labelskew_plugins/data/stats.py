@@ -38,6 +38,11 @@ class MomentSums:
         first, second = self.first.astype(object), self.second.astype(object)  # Python integers do not overflow
         return (first / 255).astype(float), ((self.count * second - first**2) / (self.count * 255**2)).astype(float)
 
+    def moments(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Mean and std per entry."""
+        first, second = self.floats()
+        return first / self.count, np.sqrt(second / self.count)
+
 
 def sums(x: NDArray[Any] | Images) -> MomentSums:
     """Sums over samples ``(N, A, ...)``, uint8 or float. Raise LabelSkewError for images in files."""
@@ -58,16 +63,21 @@ def sums(x: NDArray[Any] | Images) -> MomentSums:
     return MomentSums(count, first, second)
 
 
-def pooled(parts: Sequence[MomentSums]) -> Moments:
-    """Moments over all parts together; exact for uint8. A constant has std 1."""
+def merged(parts: Sequence[MomentSums]) -> MomentSums:
+    """Sums over all parts together; exact for uint8."""
     count = sum(part.count for part in parts)
     if all(part.exact for part in parts):
         columns = ((part.first.astype(object), part.second.astype(object)) for part in parts)
-        parts = [MomentSums(count, *(np.sum(column, axis=0) for column in zip(*columns, strict=True)))]
+        return MomentSums(count, *(np.sum(column, axis=0) for column in zip(*columns, strict=True)))
     known = [(part.count, *part.floats()) for part in parts]
-    mean = np.sum([first for _, first, _ in known], axis=0) / count
-    second = np.sum([second + n * np.square(first / n - mean) for n, first, second in known], axis=0)
-    std = np.sqrt(second / count)
+    total = np.sum([first for _, first, _ in known], axis=0)
+    second = np.sum([second + n * np.square(first / n - total / count) for n, first, second in known], axis=0)
+    return MomentSums(count, total, second)
+
+
+def pooled(parts: Sequence[MomentSums]) -> Moments:
+    """Moments over all parts together; exact for uint8. A constant has std 1."""
+    mean, std = merged(parts).moments()
     return tuple(mean.tolist()), tuple(np.where(std > 1e-12, std, 1.0).tolist())
 
 

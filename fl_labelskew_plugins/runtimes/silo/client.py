@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from fl_labelskew_registry import Federation, Images, LabelSkewError, RunError, shareable
+from fl_labelskew_registry import Data, Federation, Images, LabelSkewError, RunError, shareable
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
@@ -50,7 +50,7 @@ from fl_labelskew_plugins.runtimes.silo.flood import Flood
 from fl_labelskew_plugins.runtimes.silo.guard import Guard, PolicyError, request_digest
 from fl_labelskew_plugins.runtimes.transport import SERVER, Kind, Manager, Message, reason, upload_meta, upload_tensors
 from fl_labelskew_plugins.runtimes.transport import upload as parse_upload
-from fl_labelskew_plugins.tensors import OPTIMIZER, State, Weights, group, num_bytes, rest, save_atomic, trim
+from fl_labelskew_plugins.tensors import OPTIMIZER, State, Weights, group, joined, num_bytes, rest, save_atomic, trim
 
 
 class Answers:
@@ -320,8 +320,9 @@ class SiloClient(Manager):
             data = self.data
             normal, self._normalisation = data.data, {}
             if self.recipe.pools_moments:
-                self._normalisation = dict(message.tensors)
-                normal = facts.normalised(normal, self._normalisation)
+                normal = facts.normalised(normal, message.tensors)
+                self._normalisation = joined(normalisation=message.tensors)  # no names that TRAIN and TEST use
+                self._check_normalisation(normal)
             indices = data.indices(self.client)
             self._assemble = partial(assemble, self.recipe, normal, *indices, [], secret=self.seed())
             session = self._assemble(federation=federation, device=self._device)
@@ -339,6 +340,15 @@ class SiloClient(Manager):
             self.flood.print_event("joined:", f"{samples}{of_total}, {counted(federation.rounds, 'round')}", most=5)
         self.answers.open(self.session, federation)
         self._send_upload()  # it may have been lost with the connection
+
+    def _check_normalisation(self, data: Data) -> None:
+        assert self.data.sums is not None
+        if far := facts.unsuitable((data.mean, data.std), self.data.sums):
+            channel, mean, std = far[0]
+            more = f" (and {len(far) - 1} more)" if len(far) > 1 else ""
+            what = f"channel {channel} has mean {mean:.3g} and std {std:.3g} after normalisation{more}"
+            use = "compare the units of all silos' data, or set data_args.mean and std in the server's recipe"
+            self.warn(f"the common mean and std do not suit this silo's samples: {what}; {use}")
 
     def check_joined(self, request: str) -> None:
         """Raise RunError if ``request`` arrives before WELCOME."""
@@ -544,7 +554,8 @@ class SiloClient(Manager):
             return
         self.upload, self._round = None, -1  # so that HELLO does not announce this upload
         if not message.meta.get("taken"):
-            self.warn(f"round {round + 1}: the server did not use this silo's upload: {reason(message)}")
+            event = f"the server did not use this silo's upload: {reason(message)}"
+            self.flood.print_event(f"round {round + 1}:", event, print_line=self.warn)
         self.answers.handle_verdict()
 
     def _finish(self, message: Message) -> None:

@@ -169,6 +169,8 @@ def test_data(recipe: Recipe) -> Data | None:
 def normalised(data: Data, tensors: Mapping[str, Tensor]) -> Data:
     """Data with the server's mean and std. Raises LabelSkewError if these do not fit."""
     channels = data.train.x.shape[1]
+    if tensors.keys() - {"mean", "std"}:  # a digest of requests could confuse them with those of a model
+        raise shareable(LabelSkewError("the server sent other tensors with the mean and std of all samples"))
 
     def numbers(key: str, least: float) -> tuple[float, ...]:
         value = tensors.get(key, torch.zeros(0))
@@ -179,6 +181,18 @@ def normalised(data: Data, tensors: Mapping[str, Tensor]) -> Data:
         return tuple(value.tolist())
 
     return replace(data, mean=numbers("mean", -math.inf), std=numbers("std", 0.0))
+
+
+def unsuitable(common: stats.Moments, sums: stats.MomentSums) -> list[tuple[int, float, float]]:
+    """Channels for which ``common`` is useless, each with its mean and std after normalisation.
+
+    That is a mean above 10 or below -10, or a std not in 0.1..10. Channels that are constant here are not compared.
+    """
+    (mean, std), (own_mean, own_std) = (np.array(moments) for moments in (common, sums.moments()))
+    varies = own_std > 1e-12 + 1e-9 * np.abs(own_mean)  # more than rounding errors
+    means, stds = (own_mean - mean) / std, own_std / std
+    far = varies & ((np.abs(means) > 10) | (stds > 10) | (stds < 0.1))
+    return [(int(c), float(means[c]), float(stds[c])) for c in np.flatnonzero(far)]
 
 
 def sums(tensors: Mapping[str, Tensor], facts: Facts, *, pixels: bool = False) -> stats.MomentSums:
@@ -375,34 +389,12 @@ class Census:
         return stats.pooled(parts) if parts else None
 
     def unusual_moments(self, clients: Collection[int]) -> Iterator[int]:
-        """Silos with a mean 10 median stds away, or a std 10 times larger or smaller, that moves the common one as far.
-
-        Medians are over the silos with a std above 0. If the two middle values differ that much, all silos.
-        """
-        known = sorted({*clients} & self._sums.keys())
-        if not known:
-            return
-        parts = [self._sums[client] for client in known]
-        floats = [(part.count, *part.floats()) for part in parts]
-        means = np.array([first / count for count, first, _ in floats])
-        stds = np.array([np.sqrt(second / count) for count, _, second in floats])
-        varying = stds > 1e-12 + 1e-9 * np.abs(means)  # more than rounding errors
-        stds = np.where(varying, stds, 0.0)
-        number, half, entries = varying.sum(axis=0), len(known) // 2, np.arange(stds.shape[1])
-        ordered = np.sort(np.where(varying, stds, np.inf), axis=0)
-        low_std = ordered[np.maximum(number - 1, 0) // 2, entries]
-        high_std = ordered[np.minimum(number // 2, len(known) - 1), entries]
-        low_mean, high_mean = np.sort(means, axis=0)[[(len(known) - 1) // 2, half]]
-        usual = number > half  # otherwise most silos have a constant
-
-        def far(means: NDArray[np.float64], stds: NDArray[np.float64]) -> NDArray[np.bool_]:
-            away, small = np.abs(means - (low_mean + high_mean) / 2) > 10 * low_std, stds < low_std / 10
-            return np.stack([usual & away, usual & small, stds > 10 * high_std], axis=-1)
-
-        moved = far(*map(np.array, stats.pooled(parts)))
-        undecided = (varying & (high_std > 10 * low_std)) | (usual & (high_mean - low_mean > 10 * low_std))
-        wrong = (far(means, stds) & moved).any(axis=-1) | undecided
-        yield from np.array(known)[wrong.any(axis=1)].tolist()
+        """Silos that make the common mean and std :func:`unsuitable` for all other silos together."""
+        known = {client: self._sums[client] for client in sorted({*clients} & self._sums.keys())}
+        for client in known if len(known) > 1 else ():
+            others = stats.merged([sums for other, sums in known.items() if other != client])
+            if unsuitable(stats.pooled([*known.values()]), others):
+                yield client
 
     @property
     def exact(self) -> bool:

@@ -88,13 +88,14 @@ class Opening(SiloExchange):
         return self.server.rounds is not None and self.rounds.session.method.uses("opening")
 
     def begin(self) -> None:
-        """Read the openings of a resumed run."""
+        """Read the openings that counted when a resumed run was saved."""
         if self._file.exists():
             with valid_file(self._file, "record of openings", "the file as the server has written it"):
                 check_regular(self._file)
                 stored = load_file(self._file)
-                for client in stored["clients"].tolist():
-                    self._sent[client] = Contribution(client, group(stored, str(client)))
+            for client in self.rounds.server.opened:
+                if tensors := group(stored, str(client)):
+                    self._sent[client] = Contribution(client, tensors)
 
     def exchange(self, *, resumed: bool) -> None:
         """Wait for all openings, then share their result."""
@@ -146,7 +147,7 @@ class Opening(SiloExchange):
         server.open([self._sent[client] for client in clients])
         stored = joined(**{str(client): one.tensors for client, one in self._sent.items()})
         with writing(self._file):
-            save_atomic({**stored, "clients": torch.tensor(sorted(self._sent))}, self._file)
+            save_atomic(stored, self._file)
 
 
 class Uploads(SiloExchange):
@@ -466,7 +467,7 @@ class SiloServer(Manager):
             values = " and ".join(few([f"{value:.4g}" for value in numbers], 3) for numbers in made)
             self.print_line(f"mean and std of the training samples of {counted(len(silos), 'silo')} together: {values}")
             for client in self.census.unusual_moments(silos):
-                what = "reports a mean or std of its samples that differs much and changes those of all silos together"
+                what = "reports a mean or std of its samples that makes the common ones useless for the other silos"
                 use = "check the data of the named silos, exclude the wrong one, and begin a new run"
                 self.print_line(f"silo {client + 1} {what}; {use}", level=log.WARNING)
             if 0 < len(floats := self.census.inexact) < len(silos):

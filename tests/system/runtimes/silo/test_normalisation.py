@@ -85,14 +85,18 @@ def writes_its_results_again(federation):
     assert model_file.read_metadata(file) == said
 
 
-def test_a_silo_with_float_samples_among_silos_with_uint8_is_reported(apart, hospitals, tmp_path):
+def test_float_samples_and_other_units_of_one_silo_are_reported(apart, hospitals, tmp_path):
     arrays = dict(np.load(hospitals / "silo3.npz"))
-    np.savez(tmp_path / "floats.npz", **{k: np.float32(v) / 255 if k.startswith("x") else v for k, v in arrays.items()})
+    np.savez(tmp_path / "floats.npz", **{k: np.float32(v) * 100 if k.startswith("x") else v for k, v in arrays.items()})
     own = apart.folder / "silo3.yaml"
     own.write_text(own.read_text().replace(str(hospitals / "silo3.npz"), str(tmp_path / "floats.npz")))
     apart.overrides = ["train_args.comm_round=1", "validation_args.server_test_data=false"]
     apart.overrides += ["data_args.input_shape=[3,2,2]"]
-    finished(server := apart.server(), *apart.silos())
+    finished(server := apart.server(), *(silos := apart.silos()))
+    useless = "reports a mean or std of its samples that makes the common ones useless for the other silos; check"
+    assert [f"silo {rank} {useless}" in server.text for rank in (1, 2, 3)] == [False, False, True]
+    unsuitable = "the common mean and std do not suit this silo's samples: channel 0 has mean -"
+    assert [unsuitable in silo.text for silo in silos] == [True, True, False]
     warning = "float samples at silo 3, uint8 samples at all others: the published model will expect floats"
     assert server.text.count(warning) == 1
     assert model_file.read_metadata(apart.run_dir / "model.safetensors").dtype == "float32"
@@ -234,3 +238,5 @@ def test_a_server_s_numbers_that_cannot_be_used_end_the_silo(change, key, apart)
     sent = {name: value for name, value in (good | change).items() if value is not None}
     with pytest.raises(LabelSkewError, match=rf"^the server's {key} of all samples: cannot normalise samples of 3"):
         silos.normalised(data, sent)
+    with pytest.raises(LabelSkewError, match=r"^the server sent other tensors with the mean and std of all samples$"):
+        silos.normalised(data, good | {"model/classifier.bias": torch.zeros(3)})

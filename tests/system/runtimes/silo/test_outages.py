@@ -122,6 +122,19 @@ def test_in_a_resumed_run_openings_count_without_the_silos_that_sent_them(federa
     assert (left[1], [] in left[2:], left[-1]) == ([2], True, [1])
 
 
+def test_openings_are_asked_again_if_the_first_round_was_not_saved(federation):
+    federation.overrides = [SLOW, "method_args.method=fedshift", "comm_args.quorum_timeout_s=3"]
+    federation.overrides += ["comm_args.min_clients=2", "tracking_args.checkpoint_every=100"]
+    server, silos = federation.server(), federation.silos()
+    silos[0].says("round 1: trained")
+    for process in (server, silos[2]):
+        process.kill().wait()
+    again = federation.server(resume=True)
+    finished(again, *silos[:2])
+    assert "silo 3 has not connected; continuing without it" in again.text
+    assert {tuple(left) for left in left_out(federation, "opening_left_out")} == {(2,)}
+
+
 def test_an_outage_within_a_round_is_waited_out(federation, sp_weights):
     overrides = [SLOW, "train_args.comm_round=3"]
     server, proxy, _ = line(federation, *overrides, "comm_args.reconnect_s=1", "comm_args.min_clients=3")

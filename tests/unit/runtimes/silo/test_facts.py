@@ -86,47 +86,59 @@ def test_with_noise_a_negative_claim_of_another_silo_makes_no_silo_leave():
     assert federation(num_samples=39).num_samples == 39
 
 
-def test_a_silo_with_an_unusual_std_is_named():
+@pytest.fixture
+def named():
+    """The silos that are named if silos send these sums."""
     recipe = parsed("data_args.input_shape=[2, 1, 1]", "data_args.classes=10")
-    census = silos.Census(recipe, None, [0] * 4, lambda client, line: None)
-    x = np.random.default_rng(0).normal(size=(50, 2, 1, 1))
-    for client, factor in enumerate((1, 3, 1e6, 1)):
-        census._sums[client] = stats.sums(factor * x)
-    assert list(census.unusual_moments({0, 1, 2, 3})) == [2]
-    assert list(census.unusual_moments({0, 1, 3})) == []
-    census._sums[1] = stats.sums(x + np.array([0, 50]).reshape(2, 1, 1))
-    assert list(census.unusual_moments({0, 1, 3})) == [1]
-    assert [list(census.unusual_moments(two)) for two in ({0, 1}, {2, 3}, {0, 3})] == [[0, 1], [2, 3], []]
-    assert list(census.unusual_moments(())) == []
+
+    def names(*sums):
+        census = silos.Census(recipe, None, [0] * len(sums), lambda client, line: None)
+        census._sums = dict(enumerate(sums))
+        return list(census.unusual_moments(range(len(sums))))
+
+    return names
 
 
-def test_a_silo_that_determines_the_common_std_of_any_entry_is_named():
-    recipe = parsed("data_args.input_shape=[3, 1, 1]", "data_args.classes=10")
-    census = silos.Census(recipe, None, [0] * 5, lambda client, line: None)
-    x = np.random.default_rng(0).normal(size=(50, 3, 1, 1)) * np.array([1, 1e-3, 0]).reshape(3, 1, 1)
-    honest = stats.sums(x)
-    for made, named in (
-        (replace(honest, second=np.full(3, 50.0)), [4]),  # the largest std everywhere
-        (stats.MomentSums(10**9, 10**9 * x.mean(axis=(0, 2, 3)), np.zeros(3)), [4]),  # many samples, all equal
-        (replace(honest, second=honest.second + np.array([0, 0, 1e-4])), []),  # an entry that is constant elsewhere
-        (replace(honest, first=honest.first + np.array([0, 0, 1e6])), []),
-        (stats.sums(x[:2] * [[[1]], [[0]], [[0]]]), []),  # constant only in a small silo
-    ):
-        census._sums = dict.fromkeys(range(4), honest) | {4: made}
-        assert list(census.unusual_moments(range(5))) == named
-    single = replace(honest, second=honest.second + np.array([0, 0, 1.0]))  # only it has the last entry
-    census._sums = dict.fromkeys(range(3), honest) | {3: single, 4: replace(honest, second=honest.second + 1e6)}
-    assert list(census.unusual_moments(range(4))) == []
-    assert list(census.unusual_moments(range(5))) == [3, 4]  # which one is wrong is unknown
-    wide = replace(honest, second=np.full(3, 50e12))
-    census._sums = {0: honest, 1: honest, 2: wide, 3: wide}  # half of the silos
-    assert list(census.unusual_moments(range(4))) == [0, 1, 2, 3]
-    tiny = replace(honest, second=honest.second + np.array([0, 0, 1e-20]))  # as if the other silo's std were unusual
-    census._sums = {0: honest, 1: honest, 2: single, 3: tiny}
-    assert list(census.unusual_moments(range(4))) == [2, 3]
-    constant = replace(honest, second=honest.second * np.array([1, 0, 0]))  # in one more entry
-    census._sums = dict.fromkeys(range(3), honest) | {3: constant, 4: replace(honest, second=np.full(3, 50.0))}
-    assert list(census.unusual_moments(range(5))) == [4]
+def of(mean, std, count=100):
+    """Sums of ``count`` values for each of two channels."""
+    mean, std = np.zeros(2) + mean, np.zeros(2) + std
+    return stats.MomentSums(count, count * mean, count * std**2)
+
+
+CONSTANT = (1.0, 0.0)  # in the second channel
+
+
+@pytest.mark.parametrize(
+    ("usual", "unusual"),
+    [
+        (of(0, 1), of(0, 1e6)),
+        (of(0, (1, 1e-3)), of(0, (1, 1))),
+        (of(0, 1), of((0, 50), 1)),
+        (of(0, 1), of(0, 0, 10**9)),  # many equal values
+        (of(0, 1, 300), of(8000, 1, 1)),  # one value far away
+        (of(0, CONSTANT), of(0, 30)),
+    ],
+)
+def test_a_silo_that_makes_the_common_mean_or_std_useless_is_named(named, usual, unusual):
+    assert named(usual, usual, unusual, usual) == [2]
+    assert named(usual, usual) == []
+    assert named(usual) == named() == []
+
+
+def test_silos_with_other_features_are_not_named(named):
+    assert named(of(0, 1), of(1, 3), of(0, 1)) == []
+    assert named(of(0, CONSTANT), of(0, CONSTANT), of((0, 1e6), 1)) == []  # constant at all others: not compared
+    assert named(of(0, 1), of(0, CONSTANT, 2)) == []
+
+
+def test_channels_that_the_common_mean_and_std_do_not_suit():
+    """By hand: (5 - 0) / 0.4 = 12.5 and 0.03 / 0.4 = 0.075."""
+    assert silos.unsuitable(((0.0, 0.0), (0.4, 0.4)), of(5, 1)) == [(0, 12.5, 2.5), (1, 12.5, 2.5)]
+    ((channel, mean, std),) = silos.unsuitable(((0.0,), (0.4,)), of(0, (0.03, 0.05)))
+    assert (channel, mean, std) == (0, 0, pytest.approx(0.075))
+    ((channel, _, std),) = silos.unsuitable(((0.0, 0.0), (1.0, 1e-11)), of(0, 1))
+    assert (channel, std) == (1, pytest.approx(1e11))
+    assert silos.unsuitable(((0.0, 0.0), (1.0, 1e6)), of(0, CONSTANT)) == []
 
 
 def test_only_a_digest_of_class_names_is_sent_and_class_counts_only_for_weighted_rows():
