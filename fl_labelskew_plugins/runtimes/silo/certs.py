@@ -366,6 +366,14 @@ class Revocations:
         serial = x509.load_pem_x509_certificate(pem).serial_number if listed.entries else 0
         return f"its certificate {keys.fingerprint(pem)} was {listed.entry(serial)}" if serial in listed.entries else ""
 
+    @staticmethod
+    def expired(pem: bytes) -> str:
+        """Reason to reject an expired certificate, if it is; TLS does not check it when a session is resumed."""
+        until = x509.load_pem_x509_certificate(pem).not_valid_after_utc
+        if until >= datetime.now(timezone.utc):
+            return ""
+        return f"its certificate {keys.fingerprint(pem)} expired on {until:%Y-%m-%d %H:%M} UTC"
+
     def _newer(self, before: RevocationList) -> RevocationList:
         listed = revoked(self._path, self._authority)
         if listed.number <= before.number and listed != before:

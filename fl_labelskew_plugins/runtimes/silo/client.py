@@ -416,6 +416,8 @@ class SiloClient(Manager):
         if self.guard is not None or self.ledger is not None or self._draws:  # the digest of a large model takes time
             request_meta = {key: value for key, value in meta.items() if key != "kept_rounds"}
             request_meta |= {"run": self.run_name, "has_state": self.states.has(before)}
+            if personalised and self.recipe.comm.send_measures:  # the answer then depends on the test samples
+                request_meta["data"] = self.data_digest
             tensors = {**message.tensors, **self._normalisation}
             state = self.states.get(before) if self.answers.state_in_digest else {}
             request = request_digest(session.federation, round, request_meta, tensors, state)
@@ -444,7 +446,7 @@ class SiloClient(Manager):
         self.run_folder.trained(round, result, bytes_up=sent, bytes_down=num_bytes(message.tensors.values()))
         self.upload = (round, upload)
         seconds = time.perf_counter() - begun
-        self.show.note(f"round {round + 1}: trained in {seconds:.1f} s, {sent / 1e6:.2f} MB to send")
+        self.flood.print_event(f"round {round + 1}:", f"trained in {seconds:.1f} s, {sent / 1e6:.2f} MB to send")
         del result, upload, weights, shared  # freed after the answer, they would show whether training has failed
         self._send_upload()
         self.transport.audit.sync()
@@ -491,9 +493,9 @@ class SiloClient(Manager):
         if not self.answers.tests_immediately:
             self.send(Kind.TESTED, SERVER, round=round)
             if self.answers.may_test(session, message):
-                self._postponed = partial(self._tested, session, round, weights)
+                self._postponed = partial(self._tested, session, round, weights, self.run_folder)
             return
-        answer = self._tested(session, round, weights)
+        answer = self._tested(session, round, weights, self.run_folder)
         if not (answer and self.recipe.comm.send_measures and self._may_report(round, message)):
             answer = {}
         self.send(Kind.TESTED, SERVER, round=round, meta=self.answers.tested(session, message, answer))
@@ -503,26 +505,26 @@ class SiloClient(Manager):
             self._postponed()
         self._postponed = None
 
-    def _tested(self, session: Session, round: int, weights: Weights) -> dict[str, Any]:
+    def _tested(self, session: Session, round: int, weights: Weights, folder: OwnFolder) -> dict[str, Any]:
         """Test weights on the own test split and record the result; return measures for the server."""
         if not (self.recipe.validation.per_client and len(self.data.data.test.y)):
             return {}
         if self._device is not None:
             return {}  # a test on the CPU would take longer
         try:
-            return self._measured(session, round, weights)
+            return self._measured(session, round, weights, folder)
         except Exception as error:
             if not self.answers.hides_failures:
                 raise
             self.answers.log_hidden_failure(error, f"has no test result of round {round + 1}")
             return {}
 
-    def _measured(self, session: Session, round: int, weights: Weights) -> dict[str, Any]:
+    def _measured(self, session: Session, round: int, weights: Weights, folder: OwnFolder) -> dict[str, Any]:
         trainer = session.trainer
         logits, labels = trainer.predict(trainer.test_indices[self.client], weights)
         matrix = metrics.confusion(logits.argmax(1), labels, session.federation.num_classes).cpu()
         measures = {**metrics.measures(matrix), "loss": float(cross_entropy(logits, labels))}
-        self.run_folder.tested(round, measures)
+        folder.tested(round, measures)
         right = [int(matrix.diag().sum()), int(matrix.sum())]
         return {"accuracy": right, "balanced_accuracy": measures["balanced_accuracy"]}
 

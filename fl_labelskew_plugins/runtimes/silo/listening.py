@@ -180,8 +180,9 @@ class ServerTransport(Transport):
             self._connections[connection] = None
             silent = [c for c in self._connections if c.rank == rank and not (c.greeted or c.closed)]
         # after the connection was added, so that a newer list also finds it
-        if not refusal and self.revoked is not None and (refusal := self.revoked.barred(connection.certificate)):
-            silent = []
+        if not refusal and self.revoked is not None:
+            refusal = self.revoked.barred(connection.certificate) or self.revoked.expired(connection.certificate)
+            silent = [] if refusal else silent
         looked = any(key == streams.LOOKED for key, _ in context.invocation_metadata())
         self._limit.begin_stream(context.peer(), member=not refusal, looked=looked)
         if not refusal:

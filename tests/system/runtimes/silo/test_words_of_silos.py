@@ -12,6 +12,7 @@ from recipe_texts import SILOS
 
 from fl_labelskew_plugins import plots
 from fl_labelskew_plugins.recipe import parse as recipes
+from fl_labelskew_plugins.recipe.policy import Policy
 from fl_labelskew_plugins.runs import status
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.host import Host
@@ -20,6 +21,7 @@ from fl_labelskew_plugins.runtimes import wire
 from fl_labelskew_plugins.runtimes.silo import facts
 from fl_labelskew_plugins.runtimes.silo.client import SiloClient
 from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
+from fl_labelskew_plugins.runtimes.silo.guard import Guard
 from fl_labelskew_plugins.runtimes.silo.listening import ServerTransport
 from fl_labelskew_plugins.runtimes.silo.server import SiloServer
 from fl_labelskew_plugins.runtimes.silo.streams import assemble, cut
@@ -148,19 +150,23 @@ def test_fields_of_messages_from_silos(tmp_path, capsys, monkeypatch, pictures):
     assert all(word.replace("\n", "").isprintable() and len(word) < 100 for word in words)
 
 
-@pytest.fixture
-def client(tmp_path):
+def silo(folder, *overrides):
     """Silo 1 in this process, without a connection, and the valid messages that it got."""
-    here = recipe()
+    here = recipe(*overrides)
     data = facts.load(here, 0)
     show = Lines()
-    made = SiloClient(Host(), SiloTransport("127.0.0.1:1", 1), 1, here, data, tmp_path / "silo", show)
+    made = SiloClient(Host(), SiloTransport("127.0.0.1:1", 1), 1, here, data, folder, show)
     samples = data.facts.samples
     numbers = {"num_clients": 3, "clients_per_round": 3, "rounds": 3, "epochs": 1, "num_classes": 10}
     numbers |= {"num_features": 64, "num_samples": 3 * samples, "min_samples": samples, "seed": 0}
     made.welcome = {"run": "0" * 16, "federation": numbers, "settings": facts.agreed(here)}
     made.lines = show.lines
     return made
+
+
+@pytest.fixture
+def client(tmp_path):
+    return silo(tmp_path / "silo")
 
 
 def failure(client, arrived):
@@ -196,6 +202,20 @@ def test_tensors_that_training_does_not_use_are_refused(client):
     extra = {**MODEL, "optimizer/drift": torch.zeros(2)}
     line = failure(client, good(Kind.TRAIN, 0, 0, meta=TRAIN, tensors=extra))
     assert line == "round 1: the server sent tensors that training does not use"
+
+
+def test_a_reported_test_in_training_depends_on_the_test_samples(tmp_path):
+    """With other test samples, the same request has another answer, which policy and ledger must count."""
+    client = silo(tmp_path, "comm_args.send_measures=true", "method_args.method=fedphp")
+    client.guard = Guard(Policy(), "north.yaml", tmp_path)
+    requests = []
+    for samples in (0, 0, 1):
+        client.data_digest = str(samples)
+        client.upload = None
+        assert failure(client, good(Kind.WELCOME, 0, meta=client.welcome)) is None
+        assert failure(client, good(Kind.TRAIN, 0, 0, TRAIN | {"personalised": True}, MODEL)) is None
+        requests.append(client.request)
+    assert requests[0] == requests[1] != requests[2]
 
 
 def test_many_names_of_runs_create_no_folders(client, tmp_path):

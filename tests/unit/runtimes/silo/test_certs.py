@@ -1,3 +1,4 @@
+import re
 from datetime import datetime, timedelta
 from unittest.mock import Mock, patch
 
@@ -169,8 +170,11 @@ def test_a_certificate_is_refused_before_and_after_its_validity_until_it_is_rene
         certs.read(tmp_path, "silo-1")
     expired = [warning.split("/")[-1][:18] for warning in certs.show(tmp_path)[2]]
     assert expired == ["server.pem: expire", "silo-1.pem: expire"]
+    old = (tmp_path / "silo-1.pem").read_bytes()
+    assert re.fullmatch(r"its certificate [0-9a-f]+ expired on .* UTC", certs.Revocations.expired(old))
     certs.renew(tmp_path, ["silo-1"])
     assert certs.read(tmp_path, "silo-1").warnings == ()
+    assert certs.Revocations.expired((tmp_path / "silo-1.pem").read_bytes()) == ""
     aged(tmp_path / "early", 1, ago=-1)
     with pytest.raises(LabelSkewError, match=r"ca\.pem: is not valid before .* UTC; check this machine's clock"):
         certs.read(tmp_path / "early", "silo-1")
