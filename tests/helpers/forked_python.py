@@ -38,7 +38,7 @@ def forked(address, order):
 
 def main():
     if sys.argv[1:3] == ["-m", "fl_labelskew_plugins.cli.main"]:
-        code = forked(os.environ[FORKER], {"argv": sys.argv[3:]})
+        code = forked(os.environ[FORKER], {"argv": sys.argv[3:], "python": os.path.abspath(__file__)})
         if code < 0:
             os.kill(os.getpid(), -code)
         sys.exit(code)

@@ -103,7 +103,7 @@ if __name__ == "__main__":  # processes that decode pictures read this file too,
     from fl_labelskew_plugins.recipe import parse
     from fl_labelskew_plugins.show import card
 
-    needs = "matplotlib.pyplot", "sklearn.datasets", "dp_accounting.rdp", "randomgen"
+    needs = "matplotlib.pyplot", "sklearn.datasets", "dp_accounting.rdp", "randomgen", "torchvision"
     ours = [module.name for module in pkgutil.walk_packages(fl_labelskew_plugins.__path__, "fl_labelskew_plugins.")]
     for module in (*needs, *ours):
         try:
