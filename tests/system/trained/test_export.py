@@ -13,6 +13,7 @@ from commands import call
 from error_messages import message
 from fl_labelskew_registry import RunError, catalog
 from torch import nn
+from torchvision.models import efficientnet
 from torchvision.models.efficientnet import MBConvConfig
 
 from fl_labelskew_plugins.runs.model_file import KEY
@@ -20,15 +21,17 @@ from fl_labelskew_plugins.trained import export
 from fl_labelskew_plugins.trained.network import Trained, load
 
 FORMATS = ("onnx", "pt2")
-NETWORKS = [entry.name for entry in catalog.entries("models") if entry.name not in ("resnet18", "resnet50")]
-"""All but two large ones, which have the layers of wide_resnet."""
+REPEATED = {"resnet18", "resnet50", "tfcnn", "fecnn", "fedlc_cnn_mnist", "fedlc_cnn_cifar"}
+"""Networks that consist of the layers of wide_resnet or lenet."""
+NETWORKS = [entry.name for entry in catalog.entries("models") if entry.name not in REPEATED]
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_every_network_gives_the_same_logits(pictures, tmp_path, name, monkeypatch):
-    # EfficientNet-b0 with 9 instead of 16 blocks: the others repeat these
-    monkeypatch.setattr(MBConvConfig, "adjust_depth", staticmethod(lambda layers, _: 2 if layers == 2 else 1))
-    shape = {"char_lstm": [12], "sacnn": [300]}.get(name, [1, 28, 28] if "mnist" in name else [3, 32, 32])
+    # EfficientNet-b0 with 4 instead of 16 blocks: the others repeat these
+    stages = [MBConvConfig(*numbers) for numbers in ((1, 3, 1, 32, 16, 1), (6, 5, 2, 16, 24, 2), (6, 3, 1, 24, 320, 1))]
+    monkeypatch.setattr(efficientnet, "_efficientnet_conf", lambda *_, **__: (stages, None))
+    shape = {"char_lstm": [4], "sacnn": [64]}.get(name, [3, 32, 32])
     text = name == "char_lstm"
     kind = catalog.load("models", name)
     params = {**kind.trained_params, **({"depth": 10, "widen": 1} if name == "wide_resnet" else {})}
