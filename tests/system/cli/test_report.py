@@ -3,9 +3,8 @@ import fcntl
 import os
 import pty
 import struct
-import subprocess
-import sys
 import termios
+from pathlib import Path
 
 import pytest
 from commands import call, errors
@@ -63,11 +62,10 @@ def test_mistakes_are_one_line_errors(runs, tmp_path):
     assert line.endswith("no/a.html: cannot be written: No such file or directory")
 
 
-def test_a_terminal_shows_the_columns_that_fit(runs):
+def test_a_terminal_shows_the_columns_that_fit(runs, forker):
     ours, theirs = pty.openpty()
     fcntl.ioctl(ours, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
-    command = [sys.executable, "-m", "fl_labelskew_plugins.cli.main", "report", runs]
-    subprocess.run(command, stdout=theirs, stderr=theirs, check=True, timeout=100)
+    assert forker.start(["report", runs], Path(os.ttyname(theirs))).wait() == 0
     table, _, left_out = os.read(ours, 100_000).decode().partition("columns not shown: ")
     head, *rows = table.splitlines()
     assert "\x1b[1m61.00 ± 1.41\x1b[0m" in rows[3]

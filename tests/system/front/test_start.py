@@ -6,9 +6,8 @@ import re
 import select
 import shlex
 import signal
-import subprocess
-import sys
 import time
+from pathlib import Path
 
 import pytest
 from commands import errors
@@ -143,21 +142,18 @@ def test_an_interruption_leaves_a_checkpoint_and_one_message(start, finish, undi
     assert_same(undisturbed[0], tmp_path / "run")
 
 
-def test_a_closed_terminal_leaves_a_checkpoint(tmp_path):
+def test_a_closed_terminal_leaves_a_checkpoint(forker, tmp_path):
     write(tmp_path, "fedavg", rounds=9999)
-    command = [sys.executable, "-m", "fl_labelskew_plugins.cli.main", "run", "recipe.yaml", "--host", "none"]
-    command += ["--run-dir", "run"]
     ours, theirs = os.openpty()
-    streams = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
-    process = subprocess.Popen(command, cwd=tmp_path, start_new_session=True, **streams)
-    os.close(theirs)
+    command = ["run", "recipe.yaml", "--host", "none", "--run-dir", "run"]
+    process = forker.start(command, Path(os.ttyname(theirs)), cwd=tmp_path)
     file = tmp_path / "run" / "metrics.jsonl"
     while len(read_lines(file)) < 2:
         if select.select([ours], [], [], 0.01)[0]:
             os.read(ours, 2**16)
+    os.close(theirs)
     os.close(ours)
-    process.send_signal(signal.SIGHUP)
-    assert process.wait(60) == 130
+    assert process.kill(signal.SIGHUP).wait(60) == 130
     assert json.loads((tmp_path / "run" / "status.json").read_text())["state"] == "stopped"
     lines = file.read_text().splitlines()
     fl.load_run(tmp_path / "run").resume(comm_round=len(lines) + 1, quiet=True)

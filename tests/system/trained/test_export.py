@@ -21,7 +21,7 @@ from fl_labelskew_plugins.trained import export
 from fl_labelskew_plugins.trained.network import Trained, load
 
 FORMATS = ("onnx", "pt2")
-REPEATED = {"resnet18", "resnet50", "tfcnn", "fecnn", "fedlc_cnn_mnist", "fedlc_cnn_cifar"}
+REPEATED = {"resnet18", "resnet50", "vgg11", "tfcnn", "fecnn", "fedlc_cnn_mnist", "fedlc_cnn_cifar"}
 """Networks that consist of the layers of wide_resnet or lenet."""
 NETWORKS = [entry.name for entry in catalog.entries("models") if entry.name not in REPEATED]
 

@@ -12,7 +12,7 @@ SHARES = {"St. Mary's": (12, 0, 8), "north": (8, 8, 4), "south": (4, 12, 4)}
 """Pictures of each class; a fifth of them are for tests."""
 
 
-def picture(path, pixels, size=(90, 80), mode="RGB"):
+def picture(path, pixels, size=(45, 40), mode="RGB"):
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray((pixels * 15).astype(np.uint8)).resize(size).convert(mode).save(path)
 

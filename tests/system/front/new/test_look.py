@@ -18,8 +18,8 @@ def picture(path, side, mode="L"):
 def test_folders_of_classes(own):
     seen = look(own / "flat")
     assert (seen.dataset, seen.classes, seen.groups, seen.samples) == ("image_folder", CLASSES, [], 60)
-    assert (seen.path, seen.args) == (own / "flat", {"image_size": 64, "channels": 3})
-    assert seen.shape == (3, 64, 64)
+    assert (seen.path, seen.args) == (own / "flat", {"image_size": 32, "channels": 3})
+    assert seen.shape == (3, 32, 32)
     seen = look(own / "tree")
     hospitals = ["St. Mary's", "north", "south"]
     assert (seen.classes, seen.groups, seen.samples) == (CLASSES, hospitals, 45)  # the training parts'

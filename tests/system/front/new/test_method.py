@@ -1,12 +1,12 @@
 """The package of a method of one's own: it is built, and its tests pass."""
 
-import os
 import re
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 from commands import call, errors
+
+PYTEST = Path(pytest.__file__).with_name("__main__.py")
 
 
 def test_the_method_is_the_example_under_a_new_name(here):
@@ -36,13 +36,11 @@ def test_an_invalid_name_is_one_line(here, name, says):
     assert not [*here.iterdir()]
 
 
-def test_package_is_built_and_its_tests_pass(here, build):
+def test_package_is_built_and_its_tests_pass(here, build, forker):
     """With its wheel in Python's path; test_third_party.py installs the example that it is made from."""
     call("new", "method", "my_method", "mine")
-    path = [str(build(here / "mine", here / "dist")), os.environ.get("PYTHONPATH")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, path))}
-    options = ("-q", "-p", "no:cacheprovider", "-k", "not every_runtime")  # as in test_third_party.py
-    command = [sys.executable, "-m", "pytest", *options, "mine/test_my_method.py"]
-    done = subprocess.run(command, cwd=here, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout
-    assert " passed" in done.stdout
+    environment = {"PYTHONPATH": str(build(here / "mine", here / "dist"))}
+    words = ["-q", "-p", "no:cacheprovider", "-k", "not every_runtime", "mine"]  # as in test_third_party.py
+    process = forker.start(words, here / "log", script=PYTEST, cwd=here, environment=environment)
+    assert process.wait() == 0, process.text
+    assert " passed" in process.text

@@ -330,7 +330,7 @@ def test_commands_of_the_readme_are_valid(own, here, typed):
 @pytest.mark.parametrize("kind", ["flat", "table.csv"])
 def test_a_generated_simulation_trains(own, here, kind):
     call("new", "simulation", "mine", "--data", own / kind)
-    call("run", "mine/simulation.yaml", "--run-dir", "run", "--quiet", "--set", "train_args.comm_round=3")
+    call("run", "mine/simulation.yaml", "--run-dir", "run", "--quiet", "--set", "train_args.comm_round=6")
     summary = json.loads((here / "run" / "summary.json").read_text())
     assert summary["best_accuracy"] > 0.6  # three classes
     if kind != "flat":

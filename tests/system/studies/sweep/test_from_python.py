@@ -1,9 +1,7 @@
 """``fl.sweep``: the command's runs, as objects and as a table."""
 
-import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -96,15 +94,14 @@ def test_sweep_runs_resumes_and_reports_what_failed(tmp_path, here, monkeypatch,
     assert fl.report(again.runs, last=1).table.seeds.tolist() == [2]
 
 
-def test_sweep_is_interrupted_with_a_checkpoint(tmp_path):
+def test_sweep_is_interrupted_with_a_checkpoint(tmp_path, forker):
     content, words = {"base": DIGITS, "grid": [GRID]}, {"out": "out", "jobs": 1, "host": "none"}
     changes = {"train_args.comm_round": 4000}
     script = f"import fl_labelskew_plugins as fl\nfl.sweep({content!r}, {changes!r}, **{words!r})\n"
     (tmp_path / "sweep.py").write_text(script)  # without a guard of __main__, which runs must not import
-    process = subprocess.Popen([sys.executable, "sweep.py"], cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    process = forker.start([], tmp_path / "log", script=tmp_path / "sweep.py", cwd=tmp_path)
     wait_until((tmp_path / "out" / "seed0" / "metrics.jsonl").exists)
-    os.kill(process.pid, signal.SIGINT)
-    _, told = process.communicate(timeout=60)
-    assert told.endswith("KeyboardInterrupt: interrupted: 0 of 3 runs finished\n")
+    assert process.kill(signal.SIGINT).wait() == 1
+    assert process.text.endswith("KeyboardInterrupt: interrupted: 0 of 3 runs finished\n")
     assert fl.load_run(tmp_path / "out" / "seed0").metrics.index.max() < 3999
     assert (tmp_path / "out" / "seed0" / "checkpoint" / "latest.safetensors").exists()
