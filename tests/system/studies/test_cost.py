@@ -113,7 +113,7 @@ def test_probed_runs_are_resumed_with_identical_results(write, tmp_path):
     taken = out / "fedlc-seed0"
     taken.mkdir(parents=True)
     (taken / "thesis.txt").write_text("mine")
-    command = ["sweep", file, "--out", out]
+    command = ["sweep", file, "--out", out, "--host", "none"]
     first = call(*command, "--dry-run", "--jobs", 2, code=1)
     assert "\nerror: fedlc-seed0: run directory" in first.stderr
     assert "4 runs: 4 not begun\n" in first.stdout
@@ -137,7 +137,7 @@ def test_probed_runs_are_resumed_with_identical_results(write, tmp_path):
     call(*command)
     for run in (planned[0], planned[2]):
         single = RunFolder(tmp_path / "single" / run.name)
-        reproduce.complete(run.base, run.settings, single, RunOptions(quiet=True))
+        reproduce.complete(run.base, run.settings, single, RunOptions(quiet=True, host="none"))
         for name in ("metrics.jsonl", "model.safetensors"):
             assert (run.folder.path / name).read_bytes() == (single.path / name).read_bytes()
     done = call(*command, "--dry-run")

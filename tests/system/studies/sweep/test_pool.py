@@ -80,7 +80,7 @@ def rounds(folder):
 
 def test_an_interrupted_and_partly_failed_sweep_completes(write, tmp_path):
     file, out = write(), tmp_path / "out"
-    command = ["sweep", file, "--out", out, "--jobs", "2", "--set", "train_args.comm_round=40"]
+    command = ["sweep", file, "--out", out, "--jobs", "2", "--host", "none", "--set", "train_args.comm_round=40"]
     names = ["fedavg-seed0", "fedavg-seed1", "fedlc-seed0"]
 
     def interrupt():
@@ -139,7 +139,7 @@ def test_an_interrupt_during_imports_prints_one_line(write, tmp_path, forker):
         "os.setsid()\npool.PRELOADED = ['slow']\nmain()\n"
     )
     out = tmp_path / "out"
-    argv = ["sweep", write(), "--out", out, "--jobs", "2"]
+    argv = ["sweep", write(), "--out", out, "--jobs", "2", "--host", "none"]
     process = forker.start(argv, tmp_path / "log", script=script, environment={"PYTHONPATH": str(tmp_path)})
     wait_until((tmp_path / "slow.begun").exists)
     os.killpg(process.pid, signal.SIGINT)
