@@ -395,7 +395,6 @@ def shows_the_point_at_infinity():
 @cheat
 def sends_a_short_teacher():
     """Send shared tensors of 4 classes: training fails only at silos with samples of other classes."""
-    import torch
 
     @replaces(SummedUploads, "total")
     def total(self, honest, round, clients):

@@ -157,9 +157,3 @@ def test_a_model_file_cannot_choose_code(folder, monkeypatch):
     x = torch.zeros(3, 1, 8, 8)
     assert fl.load_run("run", model="net.py:make_network").predict(x).equals(run.predict(x))
     assert (folder / "ran").read_text() == f"{os.getpid()} "
-
-
-def test_objects_from_python_need_sp_and_the_error_names_an_alternative(folder):
-    recipe = DIGITS | {"comm_args": {"backend": "MPI", "workers": 2}}
-    net = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10))
-    assert "use sp, or model_args.model: FILE.py:FUNCTION" in message(lambda: fl.run(recipe, model=net, quiet=True))

@@ -56,11 +56,6 @@ def test_each_mistake_has_a_separate_line():
     assert len(lines_of(content)) == 5
 
 
-def test_a_plugin_that_fails_to_import_is_not_a_recipe_error(register):
-    register("fl_labelskew.trackers", "raise OSError('gone')\n")
-    assert parse.parse(trackers({"acme": {"a": [1]}})).tracking.trackers == [{"acme": {"a": [1]}}]
-
-
 def test_a_misspelt_hook_is_reported(register):
     source = "from fl_labelskew_registry import Tracker\nclass A(Tracker):\n    class Params: model_validate = None\n"
     register("fl_labelskew.trackers", f"{source}    def on_rounds(self, run, line): pass\n")
