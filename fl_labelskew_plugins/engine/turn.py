@@ -63,6 +63,7 @@ class Turn:
         # not the noise of round 0: the same noise in two answers would cancel in their difference
         purpose = "noise" if times_selected else "opening noise"
         self.noise_seed = secret = trainer.noise_seed if noise_seed is None else noise_seed
+        spares = trainer.spares()
         self.view = ClientView(
             id=client,
             round=round,
@@ -75,7 +76,7 @@ class Turn:
             times_selected=times_selected,
             federation=federation,
             model=self.model,
-            frozen=partial(_frozen, trainer.spares()),  # without self, or the turn would keep itself alive
+            frozen=lambda state: frozen(next(spares), state),  # without self, or the turn would keep itself alive
             fresh=trainer.fresh,
             features=partial(_features, trainer, self.samples, self.index),
             sends=trainer.sends,
@@ -381,10 +382,6 @@ def _optimizer(trainer: LocalTrainer, rate: float, more: Sequence[nn.Parameter])
     if settings.client_optimizer == "adam":
         return torch.optim.Adam(parameters, lr=rate, weight_decay=settings.weight_decay, fused=True)
     return SGD(parameters, lr=rate, momentum=settings.momentum, weight_decay=settings.weight_decay)
-
-
-def _frozen(spares: Iterator[nn.Module], state: Mapping[str, Tensor]) -> nn.Module:
-    return frozen(next(spares), state)
 
 
 @torch.no_grad()
