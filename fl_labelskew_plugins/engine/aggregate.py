@@ -34,10 +34,7 @@ def share_of_old(weights: Sequence[float]) -> float:
 
 
 def class_weights(counts: Tensor, smoothing: float) -> Tensor:
-    """Weights ``(|S|, C)`` of the classifier's rows, ``p_kc ~ n_kc + lambda`` (FedRS, section 4.4).
-
-    A column sums to 1, or to 0 without samples and smoothing.
-    """
+    """Weights ``(|S|, C)`` of the classifier's rows, ``p_kc ~ n_kc + lambda`` (FedRS, section 4.4)."""
     smoothed = counts.double() + smoothing
     return smoothed / smoothed.sum(0).clamp_min(torch.finfo(torch.float64).tiny)
 
@@ -150,10 +147,7 @@ def weighted_mean(uploads: Iterable[tuple[float, Weights]], old: Weights) -> Wei
 def check_upload(
     upload: Mapping[str, Tensor], old: Mapping[str, Tensor], *, where: str, keys: Sequence[str] = ()
 ) -> None:
-    """Raise RunError unless the tensors have the model's names, shapes and dtypes, and finite values.
-
-    ``keys``: recipe keys that can cause other values.
-    """
+    """Raise RunError for other names, shapes or dtypes, or values that are not finite; ``keys``: possible causes."""
     if upload.keys() != old.keys():
         differing = few(sorted(upload.keys() ^ old.keys()), 3)
         raise shareable(RunError(f"{where} and the model differ in the tensors {differing}"))

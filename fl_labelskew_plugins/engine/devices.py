@@ -11,10 +11,7 @@ from fl_labelskew_plugins.recipe.model import Recipe
 
 
 def gpus(recipe: Recipe, *, warn: bool = False) -> list[int]:
-    """GPUs to use, in the recipe's order; empty for the CPU. ``warn``: report a fallback to the CPU.
-
-    Raise LabelSkewError if a GPU is missing and ``fallback`` is not set.
-    """
+    """GPUs to use, in the recipe's order; empty for the CPU. Raise LabelSkewError for a missing one without fallback."""
     args = recipe.device
     if not args.using_gpu:
         return []

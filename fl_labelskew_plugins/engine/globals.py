@@ -17,7 +17,9 @@ def restored(threads: int | None = None) -> Iterator[None]:
     the training time.
     """
     threads_before, python, of_numpy = torch.get_num_threads(), random.getstate(), np.random.get_state()
-    flushed = _flushes_subnormals()
+    for kind in (np.float16, np.float32, np.float64):
+        np.finfo(kind)  # computes subnormal values once; with flushing, numpy would warn that they are 0
+    flushed = float(torch.tensor(1e-40) * torch.tensor(1.0)) == 0.0
     in_use = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     gpus = range(torch.cuda.device_count() if in_use else 0)
     if threads is not None:
@@ -31,10 +33,3 @@ def restored(threads: int | None = None) -> Iterator[None]:
         np.random.set_state(of_numpy)
         torch.set_num_threads(threads_before)
         torch.set_flush_denormal(flushed)
-
-
-def _flushes_subnormals() -> bool:
-    """Whether the CPU treats subnormal values as 0."""
-    for kind in (np.float16, np.float32, np.float64):
-        np.finfo(kind)  # computes subnormal values once; with flushing, numpy would warn that they are 0
-    return float(torch.tensor(1e-40) * torch.tensor(1.0)) == 0.0

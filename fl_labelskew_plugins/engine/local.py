@@ -78,33 +78,23 @@ class TrainingObserver(Protocol):
 
 @dataclass(frozen=True)
 class LocalTrainer:
-    """State that all clients' training in this process shares.
+    """State that all clients' training in this process shares."""
 
-    Args:
-        model: the network; its weights are overwritten.
-        indices: ``(N_k,)`` int64 indices of the training samples of each client in this process.
-        test_indices: the same for each client's own test split.
-        secret: secret seed of a silo's privacy noise, up to 128 bits; None: the recipe's seed.
-        fresh: returns the state dict of the same network with another initialisation, equal in all processes.
-        names: display names of clients; may be empty.
-        sends: whether the method's contributions leave a client.
-        before_batch: called before each batch, with True for training; an exception ends the round.
-    """
-
-    model: nn.Module
+    model: nn.Module  # its weights are overwritten
     method: Method
     settings: LocalSettings
     federation: Federation
     train: Samples | Streamed
-    indices: Mapping[int, Tensor]
+    indices: Mapping[int, Tensor]  # (N_k,) int64, training samples of each client in this process
     test: Samples | Streamed
-    test_indices: Mapping[int, Tensor]
-    secret: int | None = None
+    test_indices: Mapping[int, Tensor]  # the same for each client's own test split
+    secret: int | None = None  # seed of a silo's privacy noise, up to 128 bits; None: the recipe's seed
     optimizer: Optimizer = field(default_factory=FedAvgOptimizer)
-    fresh: Callable[[], Weights] | None = None
-    names: Mapping[int, str] = field(default_factory=dict)
-    sends: bool = True
+    fresh: Callable[[], Weights] | None = None  # of another initialisation of the network, equal in all processes
+    names: Mapping[int, str] = field(default_factory=dict)  # display names of clients, if any
+    sends: bool = True  # whether the method's contributions leave a client
     before_batch: list[Callable[[bool], None]] = field(default_factory=list)
+    """Called before each batch, with True for training; an exception ends the round."""
     _spares: list[Baseline] = field(default_factory=list, init=False, repr=False)
     unchanged: tuple[Unchanged, Unchanged] = field(init=False, repr=False)
     """Checks that hooks of the method and the optimiser change no attributes."""

@@ -27,22 +27,14 @@ MULTIPLIER = "privacy_args.noise_multiplier"
 
 @dataclass(frozen=True)
 class SumNoise:
-    """Noise on a sum; each client adds a part. Raises LabelSkewError if the ring has too few bits.
+    """Noise on a sum; each client adds a part. Raises LabelSkewError if the ring has too few bits."""
 
-    Args:
-        multiplier: minimum standard deviation of the sum's noise, divided by ``clip``.
-        clip: maximum norm of one client's weighted values together, before rounding.
-        largest: maximum of a value in the sum.
-        clients: maximum number in a sum.
-        least: minimum number in a sum.
-    """
-
-    multiplier: float
-    clip: float
-    largest: float
+    multiplier: float  # minimum standard deviation of the sum's noise, divided by `clip`
+    clip: float  # maximum norm of one client's weighted values together, before rounding
+    largest: float  # maximum of a value in the sum
     bits: int
-    clients: int
-    least: int
+    clients: int  # maximum number in a sum
+    least: int  # minimum number in a sum
     size: int
 
     def __post_init__(self) -> None:
