@@ -11,7 +11,7 @@ from fl_labelskew_plugins.recipe.model import Recipe
 
 
 def gpus(recipe: Recipe, *, warn: bool = False) -> list[int]:
-    """GPUs to use, in the recipe's order; empty for the CPU. Raise LabelSkewError for a missing one without fallback."""
+    """GPUs to use, in the recipe's order; empty: the CPU. Raise LabelSkewError if one is missing without fallback."""
     args = recipe.device
     if not args.using_gpu:
         return []

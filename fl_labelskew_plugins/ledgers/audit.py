@@ -37,16 +37,13 @@ ANSWERS, ANSWERS_PER_MINUTE = ("OPENING", "UPLOAD", "TESTED", "SURVEY", "MASKED"
 
 
 class Audit:
-    """A process's audit log; thread-safe, and never raises an error.
-
-    ``observe``: called with each line; ``digests``: of messages.
-    """
+    """A process's audit log; thread-safe, and never raises an error. It calls ``observe`` with each line."""
 
     def __init__(
         self, *, observe: Callable[[Mapping[str, Any]], None] = lambda line: None, digests: bool = True
     ) -> None:
         self.last = ""  # SHA-256 of the last written line
-        self.digests, self._observe = digests, observe
+        self.digests, self._observe = digests, observe  # digests: of messages
         self._folder: Path | None = None
         self._file, self._size = -1, 0
         self._waiting: deque[dict[str, Any]] = deque(maxlen=MAX_WAITING)

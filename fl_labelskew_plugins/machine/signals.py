@@ -49,10 +49,8 @@ def terminal_closed() -> bool:
 @contextlib.contextmanager
 def ending() -> Iterator[None]:
     """Handle Ctrl-C with :func:`end_or_interrupt`, unless another handler is set."""
-    if signal.getsignal(signal.SIGINT) in (signal.default_int_handler, end):
-        with handled(signal.SIGINT, handler=end_or_interrupt):
-            yield
-    else:
+    unset = signal.getsignal(signal.SIGINT) in (signal.default_int_handler, end)
+    with handled(*([signal.SIGINT] if unset else []), handler=end_or_interrupt):
         yield
 
 

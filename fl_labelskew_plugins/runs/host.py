@@ -23,9 +23,6 @@ class Host:
         return None
 
     def manager(self, transport: Any, rank: int, size: int, observer: Any) -> Any:
-        """A message manager with ``run`` and ``send_message`` that calls the observer's ``receive_message``.
-
-        ``transport``: a :class:`.runtimes.transport.Transport`; ``rank``: 0 for the server.
-        """
+        """A message manager with ``run`` and ``send_message`` that calls the observer's ``receive_message``."""
         transport.add_observer(observer)
         return transport

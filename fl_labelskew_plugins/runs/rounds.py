@@ -31,10 +31,9 @@ class Exchange(Protocol):
 class Rounds:
     """All rounds of a run.
 
-    Args:
-        predict: logits and labels of the global test set for given weights; default: in this process.
-        tested: measures of given weights on clients' own test splits; default: from ``predict``.
-        summed: trains clients; returns the clients in the sum of vectors, and the sum.
+    ``predict``: logits and labels of the global test set for given weights; default: in this process. ``tested``:
+    measures of weights on clients' own test splits; default: from ``predict``. ``summed``: trains clients; returns the
+    clients in the sum of vectors, and the sum.
     """
 
     server_type: type[Server] = Server

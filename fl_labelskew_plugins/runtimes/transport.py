@@ -25,10 +25,7 @@ LARGEST = 1e30  # larger loss terms become NaN, because pictures cannot scale th
 
 
 class Kind(IntEnum):
-    """Types of messages, see docs/wire.md; from 100 on, a transport's events, which are never sent.
-
-    An MPI worker tests a part of the test set, and answers TEST with LOGITS.
-    """
+    """Types of messages, see docs/wire.md; from 100 on, a transport's events, which are never sent."""
 
     HELLO = 1
     WELCOME = 2
@@ -39,7 +36,7 @@ class Kind(IntEnum):
     FINISH = 7
     FAILED = 8
     TEST = 9
-    LOGITS = 10
+    LOGITS = 10  # an MPI worker's answer to TEST, for a part of the test set
     TESTED = 11
     SURVEY = 12
     KEYS = 13

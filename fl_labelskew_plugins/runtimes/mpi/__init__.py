@@ -1,1 +1,1 @@
-"""Simulations in several processes (backend ``MPI``). May import runs, host and below."""
+"""Simulations in several processes (backend ``MPI``)."""

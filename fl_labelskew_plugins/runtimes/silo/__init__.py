@@ -1,4 +1,1 @@
-"""Federations of machines of several owners (backend ``GRPC``).
-
-May import runs, host and below. :mod:`.certs` is imported only after ``keys.require``.
-"""
+"""Federations of machines of several owners (backend ``GRPC``). Import :mod:`.certs` only after ``keys.require``."""

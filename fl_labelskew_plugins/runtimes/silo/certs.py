@@ -1,7 +1,4 @@
-"""Create, read, renew and revoke the certificates of a federation, see docs/certificates.md.
-
-The common name of a silo's certificate, such as ``silo-3``, gives its rank.
-"""
+"""Create, read, renew and revoke the certificates of a federation, see docs/certificates.md."""
 
 from __future__ import annotations
 
@@ -262,10 +259,7 @@ class RevocationList:
 
 
 def revoke(folder: Path, names: Sequence[str]) -> tuple[RevocationList, int]:
-    """Revoke certificates, also earlier ones; return the new list and its number of new entries.
-
-    Raises LabelSkewError.
-    """
+    """Revoke certificates, also earlier ones; return the list and its number of new entries. Raises LabelSkewError."""
     names = named(folder, names)
     authority, key = load_authority(folder, Passphrase())
     before = revoked(folder / REVOKED, authority)

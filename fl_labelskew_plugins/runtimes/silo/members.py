@@ -270,25 +270,16 @@ class Members:
 
 @dataclass
 class Poll(Generic[Answer]):
-    """A request to clients. The caller fills ``answers``.
-
-    Args:
-        clients: ascending.
-        name: plural name of the answers, for messages.
-        least: minimum number of answers; default: the quorum.
-        deadline: on ``members.clock``; default: :meth:`.Members.deadline`.
-        settled: clients with an answer that was taken, refused or too late.
-        compared_clients: clients with an answer that must be compared with all others.
-    """
+    """A request to clients. The caller fills ``answers``."""
 
     members: Members
-    clients: Sequence[int]
-    name: str
+    clients: Sequence[int]  # ascending
+    name: str  # plural name of the answers, for messages
     answers: dict[int, Answer]
-    least: int | None = None
-    deadline: float | None = None
-    settled: set[int] = field(default_factory=set)
-    compared_clients: set[int] = field(default_factory=set)
+    least: int | None = None  # minimum number of answers; default: the quorum
+    deadline: float | None = None  # on `members.clock`; default: Members.deadline
+    settled: set[int] = field(default_factory=set)  # clients with an answer that was taken, refused or too late
+    compared_clients: set[int] = field(default_factory=set)  # clients with an answer to compare with all others
 
     def awaits(self, client: int) -> bool:
         """Whether a client's answer may still be accepted."""

@@ -1,1 +1,1 @@
-"""Simulations in one process (backend ``sp``). May import runs, host and below; only :mod:`.hosted` imports FedML."""
+"""Simulations in one process (backend ``sp``). Only :mod:`.hosted` imports FedML."""
