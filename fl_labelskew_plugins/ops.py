@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 import torch
-from fl_labelskew_registry.contracts import ClientView, Federation, LocalWork, Total
+from fl_labelskew_registry.contracts import Batch, ClientView, Federation, LocalWork, Total
 from torch import Tensor, nn
 
 Scaling = Literal["indicator", "proportional"]
@@ -54,6 +54,15 @@ def frozen_model(client: ClientView, weights: Mapping[str, Tensor] | None = None
     assert client.frozen is not None
     assert client.model is not None
     return client.frozen(weights or client.model.state_dict())
+
+
+def teacher_outputs(batch: Batch, client: ClientView, *, features: bool = False) -> Tensor | None:
+    """Logits ``(B, C)``, or features ``(B, d)``, of the frozen model ``client.scratch["teacher"]``, if any."""
+    teacher = client.scratch.get("teacher")
+    if teacher is None:
+        return None
+    with torch.no_grad():
+        return cast(Tensor, teacher.features(batch.inputs) if features else teacher(batch.inputs))
 
 
 def noise_of(client: ClientView) -> np.random.Generator:

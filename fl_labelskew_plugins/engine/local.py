@@ -52,18 +52,14 @@ def learning_rate(settings: LocalSettings, round: int) -> float:
 
 @dataclass
 class LocalResult:
-    """Result of a client's local training.
-
-    ``loss_terms``: means over the batches; ``personalised``: correct answers and samples of the client's own test
-    split; ``noise_seed``: never sent to the server.
-    """
+    """Result of a client's local training."""
 
     upload: Weights
     contributions: Mapping[str, Tensor]
     state: dict[str, Tensor]
-    loss_terms: dict[str, float]
-    personalised: tuple[int, int] | None = None
-    noise_seed: int | None = field(default=None, repr=False)
+    loss_terms: dict[str, float]  # means over the batches
+    personalised: tuple[int, int] | None = None  # correct answers and samples of the client's own test split
+    noise_seed: int | None = field(default=None, repr=False)  # never sent to the server
 
 
 class TrainingObserver(Protocol):

@@ -36,8 +36,6 @@ class Added(Method):
     def __init__(self, parts: Mapping[str, Method]) -> None:
         super().__init__()
         self.parts = dict(sorted(parts.items()))
-        self.individual = any(part.individual for part in parts.values())
-        self.closing = any(part.closing for part in parts.values())
         vars(self).update(sends=joined(**{name: part.sends for name, part in self.parts.items()}))
 
     def uses(self, *hooks: str) -> bool:
@@ -195,10 +193,7 @@ class Combined(Method):
 
 
 def combine(parts: Mapping[str, Method]) -> Method:
-    """One method made of ``parts``, with the last part's weights of uploads.
-
-    Raise LabelSkewError if the parts cannot be combined.
-    """
+    """One method made of ``parts``, with the last part's weights of uploads; raise LabelSkewError if impossible."""
     carriers = [name for name, part in parts.items() if not part.logits_only()]
     special = next((name for name in carriers if not parts[name].additive()), None)
     if special is not None and len(carriers) > 1:

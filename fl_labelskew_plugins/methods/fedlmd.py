@@ -1,6 +1,6 @@
 """FedLMD: Federated Learning with Label-Masking Distillation."""
 
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from fl_labelskew_registry.contracts import Batch, ClientView, Method
@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fl_labelskew_plugins.methods.fedntd import FedNTD, not_true_distillation
-from fl_labelskew_plugins.ops import frozen_model, on_device
+from fl_labelskew_plugins.ops import frozen_model, on_device, teacher_outputs
 
 
 def majority_labels(counts: Tensor) -> Tensor:
@@ -56,11 +56,9 @@ class FedLMD(Method):
 
     def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
         p = self.params
-        teacher: Any = client.scratch.get("teacher")
-        if p.beta == 0 or (p.teacher == "global" and teacher is None):
+        outputs = torch.zeros_like(batch.logits) if p.teacher == "uniform" else teacher_outputs(batch, client)
+        if p.beta == 0 or outputs is None:
             return {}
-        with torch.no_grad():
-            outputs = torch.zeros_like(batch.logits) if p.teacher == "uniform" else teacher(batch.inputs)
         majority = majority_labels(on_device(client, "counts", client.counts, batch.logits.device))
         distillation = not_true_distillation(batch.logits, outputs, batch.labels, tau=p.tau, masked=majority)
         return {"distillation": p.beta * distillation}

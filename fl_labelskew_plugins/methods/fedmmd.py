@@ -4,15 +4,12 @@ Bandwidths are relative to the mean distance of features, as in deep adaptation 
 vanish when both models are close and large weights overshoot.
 """
 
-from typing import Any
-
-import torch
 from fl_labelskew_registry.contracts import Batch, ClientView, Method
 from pydantic import Field
 from torch import Tensor
 
 from fl_labelskew_plugins import params
-from fl_labelskew_plugins.ops import frozen_model, mmd
+from fl_labelskew_plugins.ops import frozen_model, mmd, teacher_outputs
 
 
 class FedMMD(Method):
@@ -41,12 +38,9 @@ class FedMMD(Method):
             client.scratch["teacher"] = frozen_model(client)
 
     def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
-        teacher: Any = client.scratch.get("teacher")
-        if teacher is None:
+        if (target := teacher_outputs(batch, client, features=True)) is None:
             return {}
-        with torch.no_grad():
-            frozen = teacher.features(batch.inputs)
-        return {"mmd": self.params.lam * mmd(batch.features, frozen)}
+        return {"mmd": self.params.lam * mmd(batch.features, target)}
 
     def deviations(self) -> list[str]:
         line = "compares features, bandwidths around their mean distance; the authors' code: logits, fixed bandwidths"

@@ -1,14 +1,12 @@
 """FedNTD: Preservation of the Global Knowledge by Not-True Distillation in Federated Learning."""
 
-from typing import Any
-
 import torch
 from fl_labelskew_registry.contracts import Batch, ClientView, Method
 from pydantic import Field
 from torch import Tensor
 
 from fl_labelskew_plugins import params
-from fl_labelskew_plugins.ops import frozen_model, full, one_hot
+from fl_labelskew_plugins.ops import frozen_model, full, one_hot, teacher_outputs
 
 
 def not_true_distillation(
@@ -69,11 +67,8 @@ class FedNTD(Method):
             client.scratch["teacher"] = frozen_model(client)
 
     def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
-        teacher: Any = client.scratch.get("teacher")
-        if teacher is None:
+        if (outputs := teacher_outputs(batch, client)) is None:
             return {}
-        with torch.no_grad():
-            outputs = teacher(batch.inputs)
         distillation = not_true_distillation(batch.logits, outputs, batch.labels, tau=self.params.tau)
         return {"distillation": self.params.beta * distillation}
 

@@ -89,9 +89,9 @@ class FedProc(Method):
         known = on_device(client, "known", client.shared["known"], device)
         prototypes = on_device(client, "prototypes", client.shared["prototypes"], device)
         contrast = prototype_contrast(batch.features, batch.labels, prototypes, known, temperature=p.temperature).mean()
-        if p.schedule == "constant":
-            return {"contrast": p.mu * contrast}
-        return {"contrast": contrast_share(client.round, client.federation.rounds, mu=p.mu) * contrast}
+        linear = p.schedule == "linear"
+        share = contrast_share(client.round, client.federation.rounds, mu=p.mu) if linear else p.mu
+        return {"contrast": share * contrast}
 
     def loss(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
         """Cross-entropy and contrast; with the linear schedule, their weights sum to 1."""

@@ -15,7 +15,15 @@ from torch.nn.functional import kl_div
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.methods.fedrod import balanced_logits
-from fl_labelskew_plugins.ops import check_choice, check_per_class, frozen_model, full, on_device, one_hot
+from fl_labelskew_plugins.ops import (
+    check_choice,
+    check_per_class,
+    frozen_model,
+    full,
+    on_device,
+    one_hot,
+    teacher_outputs,
+)
 
 Form = Literal["code", "paper"]
 VACANT = "fedvls.vacant"
@@ -128,9 +136,7 @@ class FedVLS(Method):
 
     def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
         p, terms = self.params, {}
-        if "teacher" in client.scratch:
-            with torch.no_grad():
-                teacher = client.scratch["teacher"](batch.inputs)
+        if (teacher := teacher_outputs(batch, client)) is not None:
             vacant = on_device(client, VACANT, client.scratch[VACANT], batch.logits.device)
             terms["distillation"] = p.lam * vacant_class_distillation(batch.logits, teacher, vacant)
         if p.suppression > 0:

@@ -51,10 +51,7 @@ def read_text(path: str | Path) -> str:
 def parse(
     text: str, *, source: str | Path = "recipe.yaml", overrides: Sequence[str] = (), objects: Objects = NOTHING
 ) -> Recipe:
-    """Parse and check a recipe; raises RecipeError with every mistake.
-
-    ``overrides``: ``section.key=value`` each; ``objects``: from :func:`.plugins.from_objects`.
-    """
+    """Parse and check a recipe; raises RecipeError with every mistake. ``objects``: see :func:`.from_objects`."""
     recipe = _Check(Path(source)).recipe(text, overrides, objects)
     if recipe.train.reference is None:
         return recipe

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal, get_args
 
 from fl_labelskew_registry import catalog
 from pydantic import (
+    AfterValidator,
     ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
@@ -29,6 +30,14 @@ Level = Literal["silo", "claim"]
 MOST_NUMBERS = 10**8  # per sample
 MOST_CLASSES = 10**6
 
+
+def _is_no_giant(shape: list[int]) -> list[int]:
+    if math.prod(shape) > MOST_NUMBERS:
+        raise ValueError(f"{quoted(shape)}: too many numbers per sample; allowed: at most {MOST_NUMBERS}")
+    return shape
+
+
+InputShape = Annotated[list[Positive], Field(min_length=1, max_length=5), AfterValidator(_is_no_giant)]
 DiagnosticName = Literal[
     "class_accuracy",
     "client_drift",
@@ -79,8 +88,8 @@ class DataArgs(PluginArgs):
     dataset: str = Field(description="name of a data set: labelskew datasets")
     data_cache_dir: str | None = Field(None, description="folder of the data set's files; default: set by the data set")
     download: bool = Field(False, description="download missing files")
-    input_shape: list[Positive] | None = Field(
-        None, min_length=1, max_length=5, description="expected sample shape; required with server_test_data: false"
+    input_shape: InputShape | None = Field(
+        None, description="expected sample shape; required with server_test_data: false"
     )
     classes: int | None = Field(
         None, ge=1, le=MOST_CLASSES, description="expected number of classes; required with server_test_data: false"
@@ -107,13 +116,6 @@ class DataArgs(PluginArgs):
         if not isinstance(mean, list) and std not in (None, mean):
             raise ValueError(f"{quoted(std)} does not match mean {quoted(mean)}; use lists for both, or only mean")
         return std if isinstance(mean, list) else mean
-
-    @field_validator("input_shape")
-    @classmethod
-    def _is_no_giant(cls, shape: list[int] | None) -> list[int] | None:
-        if shape is not None and math.prod(shape) > MOST_NUMBERS:
-            raise ValueError(f"{quoted(shape)} has too many elements; allowed: {MOST_NUMBERS} at most")
-        return shape
 
 
 class PartitionArgs(PluginArgs):

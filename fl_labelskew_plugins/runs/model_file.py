@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fl_labelskew_registry import LabelSkewError, mistake
 from fl_labelskew_registry.contracts import SHARED_MODULES
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from safetensors import SafetensorError, safe_open
 
 from fl_labelskew_plugins.data.table import NOTE, Encoding, Table
@@ -22,7 +21,7 @@ from fl_labelskew_plugins.recipe import mistakes
 from fl_labelskew_plugins.recipe.model import Recipe, of_sums
 from fl_labelskew_plugins.recipe.network_file import FunctionNetwork, portable
 from fl_labelskew_plugins.recipe.plugins import object_description
-from fl_labelskew_plugins.recipe.sections import MOST_CLASSES, MOST_NUMBERS, Positive
+from fl_labelskew_plugins.recipe.sections import MOST_CLASSES, InputShape, Positive
 from fl_labelskew_plugins.runs.session import Session
 from fl_labelskew_plugins.tensors import Weights, save_atomic
 
@@ -39,7 +38,7 @@ class About(Params):
     network: CleanName | None
     network_params: dict[str, Any]
     module: CleanName | None = None
-    input_shape: list[Positive] = Field(min_length=1, max_length=5)
+    input_shape: InputShape
     dtype: Literal["uint8", "float32"]
     class_names: list[CleanName] = Field(min_length=1, max_length=MOST_CLASSES)
     mean: list[float] | None
@@ -52,13 +51,6 @@ class About(Params):
     round: Positive
     client: int | None = Field(None, ge=0)
     client_name: CleanName | None = None
-
-    @field_validator("input_shape")
-    @classmethod
-    def _check_size(cls, shape: list[int]) -> list[int]:
-        if math.prod(shape) > MOST_NUMBERS:
-            raise ValueError(f"{mistakes.quoted(shape)}: too many numbers per sample; allowed: at most {MOST_NUMBERS}")
-        return shape
 
     @model_validator(mode="after")
     def _check_lengths(self) -> About:

@@ -32,16 +32,13 @@ MAX_CHANNELS = 2**15  # with sums of samples
 
 @dataclass(frozen=True)
 class Facts:
-    """A silo's first message.
+    """A silo's first message."""
 
-    ``samples``: for training; 0 if they are only summed. ``counts``: samples per class, if the recipe needs them.
-    """
-
-    samples: int
+    samples: int  # for training; 0 if they are only summed
     input_shape: tuple[int, ...]
     num_classes: int
-    counts: tuple[int, ...] | None = None
-    classes: str | None = None
+    counts: tuple[int, ...] | None = None  # samples per class, if the recipe needs them
+    classes: str | None = None  # from `digest`
 
     def meta(self) -> dict[str, Any]:
         """As JSON."""

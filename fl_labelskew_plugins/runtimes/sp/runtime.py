@@ -13,13 +13,11 @@ class SP(Runtime):
     def run(self, session: Session, record: Record) -> None:
         """Run the remaining rounds."""
         host = self.host(session.recipe, record.folder.path)
-        if session.recipe.train.reference == "local":
-            for _ in LocalTraining(record):
-                pass
-        elif session.recipe.hosted:
+        local = session.recipe.train.reference == "local"
+        if session.recipe.hosted and not local:
             from fl_labelskew_plugins.runtimes.sp.hosted import SingleProcess
 
             SingleProcess(host, record).train()
-        else:
-            for _ in Simulation(record):
-                pass
+            return
+        for _ in LocalTraining(record) if local else Simulation(record):
+            pass

@@ -91,10 +91,7 @@ def misplaced(kind: Kind, name: str | None = None) -> list[str]:
 
 
 def load(kind: Kind, name: str) -> Any:
-    """The class registered under ``name``.
-
-    Raises PluginError for an unknown or ambiguous name, a failed import, or a violated contract.
-    """
+    """The class registered under ``name``; raises PluginError for an unknown, ambiguous or broken plugin."""
     found = [entry for entry in entries(kind) if entry.name == name]
     if not found:
         known = sorted({entry.name for entry in entries(kind)})

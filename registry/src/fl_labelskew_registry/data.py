@@ -130,8 +130,7 @@ class Dataset(Plugin):
     def load(self, data_dir: Path | None, *, download: bool, seed: int) -> Data:
         """Read everything into memory; may use the network only if ``download``.
 
-        Raises:
-            LabelSkewError: files are missing or broken.
+        Raises LabelSkewError if files are missing or broken.
         """
         raise NotImplementedError
 
@@ -160,10 +159,7 @@ class Dataset(Plugin):
     def picture(self, file: Path) -> NDArray[Any]:
         """An image file as a sample ``(C, H, W)`` uint8, processed as in :meth:`load` but not augmented.
 
-        Override it if ``picture_keys`` is not empty; several threads call it.
-
-        Raises:
-            LabelSkewError: the file is not a valid image.
+        Override it if ``picture_keys`` is not empty; several threads call it. Raises LabelSkewError for invalid images.
         """
         raise NotImplementedError
 
@@ -213,7 +209,6 @@ class Network(Plugin):
     def build(self, input_shape: tuple[int, ...], num_classes: int) -> nn.Module:
         """Return a freshly initialised module; its random draws use torch's generator, which the caller has seeded.
 
-        Raises:
-            LabelSkewError: the network does not accept inputs of this shape.
+        Raises LabelSkewError if the network does not accept inputs of this shape.
         """
         raise NotImplementedError

@@ -1,4 +1,4 @@
-"""Checks for plugin tests: each calls a class's hooks with tiny data.
+"""Checks for plugin tests: each calls a class's hooks with tiny data; default ``params``: ``kind.Params()``.
 
 >>> from fl_labelskew_registry import Method
 >>> class Plain(Method):
@@ -42,10 +42,7 @@ FEDERATION = Federation(
 
 
 def check_method(kind: type[Method], params: Any = None) -> None:
-    """Call each hook of a method for two rounds of a client that lacks a class; raises AssertionError.
-
-    ``params``: default: ``kind.Params()``.
-    """
+    """Call each hook of a method for two rounds of a client that lacks a class; raises AssertionError."""
     import torch
 
     method, run = kind(params), FEDERATION
