@@ -56,7 +56,7 @@ def frozen_model(client: ClientView, weights: Mapping[str, Tensor] | None = None
     return client.frozen(weights or client.model.state_dict())
 
 
-def teacher_outputs(batch: Batch, client: ClientView, *, features: bool = False) -> Tensor | None:
+def from_teacher(batch: Batch, client: ClientView, *, features: bool = False) -> Tensor | None:
     """Logits ``(B, C)``, or features ``(B, d)``, of the frozen model ``client.scratch["teacher"]``, if any."""
     teacher = client.scratch.get("teacher")
     if teacher is None:

@@ -8,7 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fl_labelskew_plugins.methods.fedntd import FedNTD, not_true_distillation
-from fl_labelskew_plugins.ops import frozen_model, on_device, teacher_outputs
+from fl_labelskew_plugins.ops import from_teacher, frozen_model, on_device
 
 
 def majority_labels(counts: Tensor) -> Tensor:
@@ -56,7 +56,7 @@ class FedLMD(Method):
 
     def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
         p = self.params
-        outputs = torch.zeros_like(batch.logits) if p.teacher == "uniform" else teacher_outputs(batch, client)
+        outputs = torch.zeros_like(batch.logits) if p.teacher == "uniform" else from_teacher(batch, client)
         if p.beta == 0 or outputs is None:
             return {}
         majority = majority_labels(on_device(client, "counts", client.counts, batch.logits.device))

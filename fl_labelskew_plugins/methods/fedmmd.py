@@ -9,7 +9,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fl_labelskew_plugins import params
-from fl_labelskew_plugins.ops import frozen_model, mmd, teacher_outputs
+from fl_labelskew_plugins.ops import from_teacher, frozen_model, mmd
 
 
 class FedMMD(Method):
@@ -38,7 +38,7 @@ class FedMMD(Method):
             client.scratch["teacher"] = frozen_model(client)
 
     def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
-        if (target := teacher_outputs(batch, client, features=True)) is None:
+        if (target := from_teacher(batch, client, features=True)) is None:
             return {}
         return {"mmd": self.params.lam * mmd(batch.features, target)}
 

@@ -6,7 +6,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fl_labelskew_plugins import params
-from fl_labelskew_plugins.ops import frozen_model, full, one_hot, teacher_outputs
+from fl_labelskew_plugins.ops import from_teacher, frozen_model, full, one_hot
 
 
 def not_true_distillation(
@@ -67,7 +67,7 @@ class FedNTD(Method):
             client.scratch["teacher"] = frozen_model(client)
 
     def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
-        if (outputs := teacher_outputs(batch, client)) is None:
+        if (outputs := from_teacher(batch, client)) is None:
             return {}
         distillation = not_true_distillation(batch.logits, outputs, batch.labels, tau=self.params.tau)
         return {"distillation": self.params.beta * distillation}

@@ -15,15 +15,7 @@ from torch.nn.functional import kl_div
 
 from fl_labelskew_plugins import params
 from fl_labelskew_plugins.methods.fedrod import balanced_logits
-from fl_labelskew_plugins.ops import (
-    check_choice,
-    check_per_class,
-    frozen_model,
-    full,
-    on_device,
-    one_hot,
-    teacher_outputs,
-)
+from fl_labelskew_plugins.ops import check_choice, check_per_class, from_teacher, frozen_model, full, on_device, one_hot
 
 Form = Literal["code", "paper"]
 VACANT = "fedvls.vacant"
@@ -136,7 +128,7 @@ class FedVLS(Method):
 
     def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
         p, terms = self.params, {}
-        if (teacher := teacher_outputs(batch, client)) is not None:
+        if (teacher := from_teacher(batch, client)) is not None:
             vacant = on_device(client, VACANT, client.scratch[VACANT], batch.logits.device)
             terms["distillation"] = p.lam * vacant_class_distillation(batch.logits, teacher, vacant)
         if p.suppression > 0:

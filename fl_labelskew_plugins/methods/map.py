@@ -5,24 +5,16 @@ HPM: the inherited private model. With momentum 0 it is the last personalised mo
 
 import math
 from collections.abc import Mapping
-from typing import Literal
+from typing import Any, Literal
 
+import torch
 from fl_labelskew_registry.contracts import Batch, ClientView, Method, Stage
 from pydantic import Field
 from torch import Tensor
 from torch.nn import functional
 
 from fl_labelskew_plugins import params
-from fl_labelskew_plugins.ops import (
-    Scaling,
-    full,
-    keep_private,
-    mmd,
-    on_device,
-    private_model,
-    restricted_logits,
-    teacher_outputs,
-)
+from fl_labelskew_plugins.ops import Scaling, full, keep_private, mmd, on_device, private_model, restricted_logits
 
 PREFIX = "hpm."
 
@@ -89,10 +81,12 @@ class InheritedPrivateModel(Method):
     def loss(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
         """Equation 13 in the stage ``personalise``, if there is a teacher."""
         terms = super().loss(batch, client)
-        kd = self.params.transfer == "kd"
-        target = teacher_outputs(batch, client, features=not kd) if client.stage == "personalise" else None
-        if target is None:
+        teacher: Any = client.scratch.get("teacher")
+        if client.stage != "personalise" or teacher is None:
             return terms
+        with torch.no_grad():
+            kd = self.params.transfer == "kd"
+            target = teacher(batch.inputs) if kd else teacher.features(batch.inputs)
         if kd:
             transfer = distillation(batch.logits, target, temperature=self.params.temperature)
         else:
