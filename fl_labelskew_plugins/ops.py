@@ -263,7 +263,7 @@ def private_model(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]
 
 
 def keep_private(client: ClientView, prefix: str, weights: Mapping[str, Tensor]) -> None:
-    """Store a state dict in a client's private state, under ``prefix``."""
+    """Store tensors in a client's private state, under ``prefix``."""
     for name, tensor in weights.items():
         # in host memory, not shared with the model
         client.state[prefix + name] = tensor.detach().to("cpu", copy=True)

@@ -1,9 +1,4 @@
-"""Number of torch threads of a run.
-
-Results depend on this number: a convolution's gradients differ in their last digits. So it follows from the recipe
-(network, shape of a sample, batch size), never from a machine's cores or load, unless the user sets it:
-``device_args.threads`` or ``OMP_NUM_THREADS``. ``docs/devices.md`` has measurements.
-"""
+"""Number of torch threads of a run. Results depend on it, so it never follows from cores or load: docs/devices.md."""
 
 import contextlib
 import copy

@@ -83,7 +83,6 @@ class CCVR(Method):
         return {SUMS: (classes, d), SQUARES: (classes, d, d), COUNTS: (classes,)}
 
     def contribute(self, client: ClientView) -> dict[str, Tensor]:
-        """In the closing exchange, the sums over the client's samples, in double precision."""
         if client.round < client.federation.rounds - 1:
             return {}
         if client.features is None:

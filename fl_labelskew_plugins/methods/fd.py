@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fl_labelskew_plugins import params
-from fl_labelskew_plugins.ops import class_sums, full
+from fl_labelskew_plugins.ops import class_sums, full, keep_private
 
 SUMS, TEACHER = "fd.sums", "fd.teacher"
 
@@ -85,8 +85,7 @@ class FD(Method):
             return
         total, senders, round = (client.shared[name] for name in ("total", "senders", "round"))
         sent, counted = torch.zeros_like(total), torch.zeros_like(senders, dtype=torch.bool)
-        last = client.state
-        if last and bool(last["round"].to(round) == round):
+        if (last := client.state) and bool(last["round"].to(round) == round):
             sent, counted = last["outputs"].to(total), last["held"].to(senders) > 0
         teacher, known = without_own(total, senders, sent, counted)
         client.scratch[TEACHER] = teacher.to(client.counts.device), known.to(client.counts.device)
@@ -114,7 +113,7 @@ class FD(Method):
 
     def after_round(self, client: ClientView) -> None:
         if client.sends and (sent := self.contribute(client)):
-            client.state.update({name: tensor.to("cpu", copy=True) for name, tensor in sent.items()})
+            keep_private(client, "", sent)
             client.state["round"] = torch.tensor(client.round)
 
     def combine(self, total: Total, shared: Mapping[str, Tensor]) -> Mapping[str, Tensor]:

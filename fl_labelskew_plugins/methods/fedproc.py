@@ -94,7 +94,6 @@ class FedProc(Method):
         return {"contrast": share * contrast}
 
     def loss(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
-        """Cross-entropy and contrast; with the linear schedule, their weights sum to 1."""
         if self.additive() or "prototypes" not in client.shared:
             return super().loss(batch, client)
         alpha = contrast_share(client.round, client.federation.rounds, mu=self.params.mu)

@@ -104,8 +104,7 @@ class InheritedPrivateModel(Method):
             mu0=self.params.mu0,
         )
         weights = client.model.state_dict()
-        old = self.personalised(client.state)
-        if old is not None:
+        if (old := self.personalised(client.state)) is not None:
             weights = {
                 name: (1 - mu) * theta + mu * old[name].to(theta.device) if theta.is_floating_point() else theta
                 for name, theta in weights.items()

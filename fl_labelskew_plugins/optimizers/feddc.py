@@ -20,7 +20,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fl_labelskew_plugins import params
-from fl_labelskew_plugins.ops import add_proximal, sum_of_coefficients
+from fl_labelskew_plugins.ops import add_proximal, keep_private, sum_of_coefficients
 from fl_labelskew_plugins.tensors import group, joined
 
 
@@ -68,7 +68,7 @@ class FedDC(Optimizer):
         if self.params.feddc_alpha:
             kept["drift"] = {name: client.scratch["drift"][name] + change for name, change in moved.items()}
             upload.update({name: upload[name] + h for name, h in kept["drift"].items()})
-        client.state.update({name: v.to("cpu", copy=True) for name, v in joined(**kept).items()})
+        keep_private(client, "", joined(**kept))
         return kept["mean"]
 
     def step(self, round: Aggregated) -> dict[str, Tensor]:

@@ -24,6 +24,7 @@ from fl_labelskew_registry.contracts import Aggregated, LocalWork, Optimizer
 from pydantic import Field
 from torch import Tensor
 
+from fl_labelskew_plugins.ops import keep_private
 from fl_labelskew_plugins.optimizers.fedsam import FedSAM
 
 
@@ -71,7 +72,7 @@ class FedLESAM(Optimizer):
             upload[name] = upload[name] - delta
             work.parameters[name].copy_(upload[name])
         if self.params.sam_rho and self.params.lesam_form == "paper":
-            client.state.update({name: start.to("cpu", copy=True) for name, start in work.start.items()})
+            keep_private(client, "", work.start)
         return {}
 
     def step(self, round: Aggregated) -> dict[str, Tensor]:

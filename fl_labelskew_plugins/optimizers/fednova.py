@@ -33,7 +33,6 @@ class FedNova(Optimizer):
         return {"tau": ()}
 
     def finish(self, work: LocalWork, upload: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Replace the weights by the normalised change, and send ``tau_k``."""
         tau = sum_of_coefficients(work)
         for name, start in work.start.items():
             upload[name] = (upload[name] - start) / tau

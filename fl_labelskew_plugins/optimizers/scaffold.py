@@ -18,7 +18,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fl_labelskew_plugins import params
-from fl_labelskew_plugins.ops import sum_of_coefficients
+from fl_labelskew_plugins.ops import keep_private, sum_of_coefficients
 
 
 class SCAFFOLD(Optimizer):
@@ -56,7 +56,7 @@ class SCAFFOLD(Optimizer):
         variate, correction = client.scratch["variate"], client.scratch["correction"]
         step = work.learning_rate * sum_of_coefficients(work)
         new = {n: (start - upload[n]) / step - correction[n] for n, start in work.start.items()}
-        client.state.update({n: value.to("cpu", copy=True) for n, value in new.items()})
+        keep_private(client, "", new)
         return {n: new[n] - variate[n] for n in new}
 
     def step(self, round: Aggregated) -> dict[str, Tensor]:

@@ -1,7 +1,4 @@
-"""The status of a run in a file of its folder.
-
-The process that holds the folder writes it when the run begins and ends, a server of silos also every second.
-"""
+"""The status of a run in a file of its folder, written at its begin and end, by a server of silos every second."""
 
 import contextlib
 import json

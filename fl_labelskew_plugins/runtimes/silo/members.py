@@ -1,8 +1,4 @@
-"""Connected, awaited, skipped and excluded silos.
-
-The server skips silos that miss a deadline or do not reconnect within ``reconnect_s``. They take part again after their
-next message.
-"""
+"""Connected, awaited, skipped and excluded silos, see docs/silo_failures.md."""
 
 import json
 import math

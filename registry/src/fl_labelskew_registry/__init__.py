@@ -1,4 +1,4 @@
-"""Registry of plugins; its import needs no torch."""
+"""Registry of plugins; its import needs neither torch nor numpy."""
 
 from fl_labelskew_registry.catalog import HOOKS, Entry, Kind, entries, load, namespace, nearest
 from fl_labelskew_registry.contracts import (

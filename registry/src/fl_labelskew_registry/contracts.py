@@ -1,7 +1,6 @@
 """Contracts of methods and optimisers, and the objects that their hooks receive.
 
-At run time this module imports neither torch, numpy nor fedml. Notation: ``C`` classes, ``B`` samples of a batch, ``d``
-features, ``K`` clients.
+Notation: ``C`` classes, ``B`` samples of a batch, ``d`` features, ``K`` clients.
 """
 
 from __future__ import annotations

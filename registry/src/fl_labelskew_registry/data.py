@@ -1,7 +1,6 @@
 """Contracts of partitioners, data sets and networks, and the data that they exchange.
 
-At run time this module imports neither torch, numpy nor fedml. Notation: ``C`` classes, ``B`` samples of a batch, ``d``
-features, ``K`` clients, ``N`` samples.
+Notation: ``C`` classes, ``B`` samples of a batch, ``d`` features, ``K`` clients, ``N`` samples.
 """
 
 from __future__ import annotations
