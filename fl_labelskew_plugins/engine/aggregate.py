@@ -222,8 +222,7 @@ def check_extra(
 ) -> None:
     """Raise RunError for other tensors than announced, or invalid values.
 
-    ``dtypes``: allowed dtypes of each tensor, because one client's dtype changes that of the sum; default:
-    :data:`.SENT`.
+    ``dtypes``: allowed for each tensor, because one client's dtype changes that of the sum; default: :data:`.SENT`.
     """
     if unknown := sorted(tensors.keys() - shapes.keys()):
         raise RunError(f"{where} has tensors that its method does not announce: {few(unknown, 3)}")

@@ -203,13 +203,12 @@ class FedMR(Method):
         return client.id in seeds.python_random(run.seed, "fedmr/share").sample(range(run.num_clients), number)
 
     def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
-        p, terms = self.params, {}
+        p, terms, classes = self.params, {}, len(client.counts)
         if p.prototypes == "running" and batch.last_epoch and self.shares(client):
-            sums = class_sums(batch.features.detach(), batch.labels, len(client.counts))
+            sums = class_sums(batch.features.detach(), batch.labels, classes)
             old = client.scratch.get("fedmr.sums")
             client.scratch["fedmr.sums"] = sums if old is None else (old[0] + sums[0], old[1] + sums[1])
         if p.mu1 > 0:
-            classes = len(client.counts)
             intra = intra_class_loss(batch.features, batch.labels, scale=p.scale, eps=p.eps, num_classes=classes)
             terms["intra"] = p.mu1 * intra
         if self.inter and "prototypes" in client.shared:

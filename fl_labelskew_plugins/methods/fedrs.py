@@ -139,9 +139,8 @@ class FedRS(Method):
         if p.upload_sigma is None:
             return {}
         delta = 0.01 if p.upload_delta is None else p.upload_delta
-        epsilon = privacy_epsilon(
-            clip=p.upload_clip, sigma=p.upload_sigma, delta=delta, min_samples=federation.min_samples
-        )
+        least = federation.min_samples
+        epsilon = privacy_epsilon(clip=p.upload_clip, sigma=p.upload_sigma, delta=delta, min_samples=least)
         return {"privacy": {"epsilon": epsilon, "delta": delta, "holds_for": "one upload of one client in one round"}}
 
     def deviations(self) -> list[str]:
