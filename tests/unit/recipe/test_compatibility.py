@@ -20,7 +20,7 @@ from fl_labelskew_plugins.runs.simulation import Simulation
 
 DOCS = Path(__file__).parents[3] / "docs" / "mixing.md"
 FEW = ["train_args.client_num_in_total=3", "train_args.client_num_per_round=2", "train_args.comm_round=2"]
-FEW += ["train_args.batch_size=64", "data_args.test_fraction=0.8"]
+FEW += ["model_args.hidden=[16]", "train_args.batch_size=64", "data_args.test_fraction=0.8"]
 FEW += ["tracking_args.keep_best=false", "validation_args.frequency_of_the_test=0"]
 
 
