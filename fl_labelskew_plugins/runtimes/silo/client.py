@@ -158,7 +158,7 @@ class Answers:
         """Charge a new answer to a repeated request, and return the seed of its noise."""
         silo, again = self.silo, secrets.token_hex(16)
         what = "the server repeats an earlier request; policy and privacy budget count the new answer"
-        silo.show.note(f"round {round + 1}: {what}")
+        silo.flood.print_event(f"round {round + 1}:", what)
         if silo.guard is not None:
             silo.guard.count_answer(silo.run_name, round, silo.answer_digest(again))
         self.charge(again, round)
@@ -348,7 +348,8 @@ class SiloClient(Manager):
             more = f" (and {len(far) - 1} more)" if len(far) > 1 else ""
             what = f"channel {channel} has mean {mean:.3g} and std {std:.3g} after normalisation{more}"
             use = "compare the units of all silos' data, or set data_args.mean and std in the server's recipe"
-            self.warn(f"the common mean and std do not suit this silo's samples: {what}; {use}")
+            event = f"do not suit this silo's samples: {what}; {use}"
+            self.flood.print_event("the common mean and std", event, print_line=self.warn)
 
     def check_joined(self, request: str) -> None:
         """Raise RunError if ``request`` arrives before WELCOME."""
@@ -411,6 +412,8 @@ class SiloClient(Manager):
         if len(weights) + len(shared) != len(message.tensors):  # the digest of the request would include them
             raise shareable(RunError(f"round {round + 1}: the server sent tensors that training does not use"))
         check_upload(weights, session.start, where=f"round {round + 1}: the server's model")
+        if self.answers.hides_failures:
+            facts.check_shared(shared, session, where=f"round {round + 1}")
         weights = {name: weights[name] for name in session.start}  # the server must not choose an upload's order
         request = ""
         if self.guard is not None or self.ledger is not None or self._draws:  # the digest of a large model takes time
@@ -481,7 +484,8 @@ class SiloClient(Manager):
     def _state(self, round: int) -> State:
         keeps = self.session.method.uses("after_round") or self.session.recipe.optimizer.uses("finish")
         if round >= 0 and keeps and not self.states.has(round):
-            log.warn(f"the state of round {round + 1} is not in {self.states.folder}; continuing without it")
+            event = f"of round {round + 1} is not in {self.states.folder}; continuing without it"
+            self.flood.print_event("the state", event, print_line=log.warn)
         return self.states.get(round)
 
     def _test(self, message: Message) -> None:

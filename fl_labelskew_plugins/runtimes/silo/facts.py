@@ -25,6 +25,7 @@ from fl_labelskew_plugins.recipe.network_file import files, portable
 from fl_labelskew_plugins.recipe.sections import MOST_CLASSES, MOST_NUMBERS
 from fl_labelskew_plugins.runs.session import Session, check_form, data_folder, divided, loaded, numbered
 from fl_labelskew_plugins.runtimes import wire
+from fl_labelskew_plugins.tensors import OPTIMIZER, State
 
 MAX_SAMPLES = 10**12
 MAX_CHANNELS = 2**15  # with sums of samples
@@ -279,6 +280,21 @@ def numbers(meta: Mapping[str, Any], key: str, least: int, most: int, where: str
     value = meta.get(key)
     values = value if isinstance(value, list) else [value]
     return {number({key: one}, key, least, most, where) for one in values}
+
+
+def check_shared(shared: State, session: Session, *, where: str) -> None:
+    """Raise RunError for shared tensors that are larger than classes and features need, or than a parameter.
+
+    Otherwise training could need much memory, or none if it fails on a class that only some silos have; so a silo that
+    runs out of memory would show its classes.
+    """
+    most = max(session.federation.num_classes, session.federation.num_features)
+    parameters = {value.shape for value in session.start.values()}
+    for name, value in shared.items():
+        small = value.ndim <= 2 and max(value.shape, default=0) <= most
+        if not small and not (name.startswith(f"{OPTIMIZER}/") and value.shape in parameters):
+            what = f"{where}: the server's shared tensor {clean(name)} has the shape {list(value.shape)}"
+            raise shareable(RunError(f"{what}; with noise, at most two dimensions of up to {most} are allowed"))
 
 
 def federation(content: Any, recipe: Recipe, facts: Facts) -> Federation:
