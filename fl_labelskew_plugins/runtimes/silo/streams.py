@@ -175,7 +175,7 @@ def bound(header: Header, limits: Mapping[Kind, int]) -> None:
 
 
 def _described(header: Header, size: int, digest: str | None, cause: str | None) -> dict[str, Any]:
-    round = header.round if header.round >= 0 else None
+    round = None if header.round == -1 else header.round
     return {"kind": Kind(header.kind).name, "round": round, "bytes": size, "sha256": digest, "reason": cause}
 
 

@@ -201,7 +201,10 @@ def test_accuracy_in_the_sum_equals_that_of_the_silos_files(secure, sp_run):
         assert f"on this silo's own {size} test samples: {100 * own[2]:.2f} %" in silo.text
     tests = [(line["round"], line["silos"]) for line in audited(federation.run_dir, "sum") if "of" in line]
     assert tests == [(round, [1, 2, 3, 4]) for round in range(3)]
-    answers = {line["bytes"] for line in audited(federation.run_dir, "received") if line["kind"] == "TESTED"}
+    received = audited(federation.run_dir, "received")
+    masked = {line["round"] for line in received if line["kind"] == "MASKED" and line.get("round", 0) < 0}
+    assert masked == {number_of_test(round) for round, _ in tests}
+    answers = {line["bytes"] for line in received if line["kind"] == "TESTED"}
     assert len(answers) == 1  # they say nothing
 
 
