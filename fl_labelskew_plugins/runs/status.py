@@ -1,4 +1,4 @@
-"""The status of a run in a file of its folder, written at its begin and end, by a server of silos every second."""
+"""The status of a run in a file of its folder. A server of silos writes it every second."""
 
 import contextlib
 import json

@@ -186,7 +186,7 @@ def unsuitable(common: stats.Moments, sums: stats.MomentSums) -> list[tuple[int,
 
     That is a mean above 10 or below -10, or a std not in 0.1..10. Channels that are constant here are not compared.
     """
-    (mean, std), (own_mean, own_std) = (np.array(moments) for moments in (common, sums.moments()))
+    (mean, std), (own_mean, own_std) = map(np.array, common), sums.moments()
     varies = own_std > 1e-12 + 1e-9 * np.abs(own_mean)  # more than rounding errors
     means, stds = (own_mean - mean) / std, own_std / std
     far = varies & ((np.abs(means) > 10) | (stds > 10) | (stds < 0.1))

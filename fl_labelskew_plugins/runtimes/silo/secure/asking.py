@@ -220,7 +220,7 @@ class ServerSums:
         try:
             if cause is not None:
                 raise attempt.error(f"silo {client + 1} skips the attempt: {cause}")
-            complete = self._take(message.sender, message.tensors)
+            ends = self._take(message.sender, message.tensors)
         except Exception as error:
             self._poll.settled.add(client)
             # a silo that sees too few others is not at fault
@@ -231,7 +231,7 @@ class ServerSums:
             self._members.warn(str(shown))
         else:
             self._poll.answers[client] = True
-            if complete:
+            if ends:
                 self._poll.settled.update(self._poll.clients)
 
     def _fault(self, client: int, faults: int = 1) -> None:
