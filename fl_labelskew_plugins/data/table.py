@@ -192,7 +192,8 @@ class Feature(Params):
         encoded[~known] = np.nan
         if others := ordered(words[~encoded.any(axis=1)]):
             verb = "does" if len(others) == 1 else "do"
-            warn(f"{where}: {few(others)} {verb} not occur in training; its features are 0 for every category")
+            zeros = "in these rows, the features of all categories are 0"
+            warn(f"{where}: {few(others)} {verb} not occur in training; {zeros}")
         return encoded
 
 
@@ -411,17 +412,17 @@ class Table(Dataset):
         options = self.params
         needed = [name for name in (options.label, options.group) if name in frame]
         lacking = (frame[needed] if options.missing == "mean" else frame).isna()
-        without = lacking.any(axis=1)
-        if len(frame) and not without.any():
+        incomplete = lacking.any(axis=1)
+        if len(frame) and not incomplete.any():
             return frame
-        if without.all():
+        if incomplete.all():
             if not len(frame):
                 raise mistake(path, "has no rows", "a file with one row per sample")
             problem = f"has no complete row; most values of column {clean(lacking.sum().idxmax(), 40)} are missing"
             raise mistake(path, problem, "data_args.missing: mean, or data_args.features without this column")
         if options.missing == "drop":
-            warn(f"{path}: dropped {counted(int(without.sum()), 'row')} of {len(frame)} with missing values")
-            return frame[~without]
+            warn(f"{path}: dropped {counted(int(incomplete.sum()), 'row')} of {len(frame)} with missing values")
+            return frame[~incomplete]
         first, *others = [name for name in lacking if lacking[name].any()]
         count, row = counted(int(lacking[first].sum()), "row"), int(lacking[first].to_numpy().argmax()) + 1
         more = f"; values are also missing in {few(others)}" if others else ""

@@ -92,13 +92,13 @@ class LocalTrainer:
     before_batch: list[Callable[[bool], None]] = field(default_factory=list)
     """Called before each batch, with True for training; an exception ends the round."""
     _spares: list[Baseline] = field(default_factory=list, init=False, repr=False)
-    unchanged: tuple[Unchanged, Unchanged] = field(init=False, repr=False)
+    hook_checks: tuple[Unchanged, Unchanged] = field(init=False, repr=False)
     """Checks that hooks of the method and the optimiser change no attributes."""
 
     def __post_init__(self) -> None:
         if self.settings.channels_last:
             self.model.to(memory_format=torch.channels_last)
-        object.__setattr__(self, "unchanged", (Unchanged(self.method), Unchanged(self.optimizer)))
+        object.__setattr__(self, "hook_checks", (Unchanged(self.method), Unchanged(self.optimizer)))
 
     @cached_property
     def baseline(self) -> Baseline:
@@ -128,7 +128,7 @@ class LocalTrainer:
         """Display name, such as ``client north``, or ``client 3`` without a name."""
         return f"client {self.names.get(client, client)}"
 
-    def spares(self) -> Iterator[nn.Module]:
+    def spare_networks(self) -> Iterator[nn.Module]:
         """Copies of the network; valid until the next client requests copies."""
         for number in itertools.count():
             if number == len(self._spares):

@@ -39,7 +39,7 @@ class Turn:
     """A client's part of a round, or of the opening exchange if ``times_selected`` is 0.
 
     ``samples`` replace the client's, for FedML's data poisoning; ``noise_seed`` replaces the trainer's; ``exact``:
-    protected weights are float64, because rounding to float32 could increase a clipped change of large weights.
+    protected weights are float64: in float32, rounding of large weights could increase a clipped change.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class Turn:
         # not the noise of round 0: the same noise in two answers would cancel in their difference
         purpose = "noise" if times_selected else "opening noise"
         self.noise_seed = secret = trainer.noise_seed if noise_seed is None else noise_seed
-        spares = trainer.spares()
+        spare_networks = trainer.spare_networks()
         self.view = ClientView(
             id=client,
             round=round,
@@ -76,7 +76,7 @@ class Turn:
             times_selected=times_selected,
             federation=federation,
             model=self.model,
-            frozen=lambda state: frozen(next(spares), state),  # without self, or the turn would keep itself alive
+            frozen=lambda state: frozen(next(spare_networks), state),  # without self, which it would keep alive
             fresh=trainer.fresh,
             features=partial(_features, trainer, self.samples, self.index),
             sends=trainer.sends,
@@ -87,10 +87,10 @@ class Turn:
     ) -> LocalResult:
         """Train locally from ``weights``; ``personalised``: also test on the client's own test split.
 
-        Raise RunError if memory is exhausted, or only a loss term is not finite.
+        Raise RunError if memory is exhausted, or if a loss term is not finite although all weights are.
         """
         trainer, method, view = self.trainer, self.method, self.view
-        method_hooks, optimizer_hooks = trainer.unchanged
+        method_hooks, optimizer_hooks = trainer.hook_checks
         with self.isolated():
             with self.seeded(), self.explained_memory_errors():
                 view.stage = method.stages(trainer.settings.epochs)[0].name  # for optimisers that ask for the gradient
@@ -137,7 +137,7 @@ class Turn:
         with self.isolated(), self.seeded():
             load(self.model, weights)
             added = self.method.contribute(self.view) if self.view.sends else {}
-            self.trainer.unchanged[0].check("contribute")
+            self.trainer.hook_checks[0].check("contribute")
         return LocalResult(dict(weights), dict(added), dict(self.state), {}, noise_seed=self.noise_seed)
 
     def opening(self) -> Mapping[str, Tensor]:
@@ -146,7 +146,7 @@ class Turn:
         try:
             with self.isolated(), self.seeded():
                 tensors = self.method.opening(self.view)
-                self.trainer.unchanged[0].check("opening")
+                self.trainer.hook_checks[0].check("opening")
                 return tensors
         finally:
             load(self.model, weights)
@@ -238,7 +238,7 @@ class Turn:
         trainer, model, method, view = self.trainer, self.model, self.method, self.view
         settings = trainer.settings
         private = list(method.private_parameters(view))
-        method_hooks, optimizer_hooks = trainer.unchanged
+        method_hooks, optimizer_hooks = trainer.hook_checks
         method_hooks.check("private_parameters")
         optimizer = _optimizer(trainer, work.learning_rate, private)
         stream, total = self.batches()
@@ -302,7 +302,7 @@ class Turn:
 
     @torch.no_grad()
     def _protect(self, upload: Weights, weights: Weights) -> None:
-        """Protect the change; integer tensors keep their values: batch norm's counts reveal when a training failed."""
+        """Protect the change. Integers get their old values: batch norm's counts would show a failed training."""
         if not self.method.protects():
             return
         update = {k: v - weights[k] for k, v in upload.items() if v.is_floating_point()}
@@ -313,7 +313,7 @@ class Turn:
             upload[key] = weights[key].double() + value.double() if self.exact else weights[key] + value
             if key.endswith("running_var"):  # noise could make a variance negative
                 upload[key].clamp_(min=0)
-        self.trainer.unchanged[0].check("protect")
+        self.trainer.hook_checks[0].check("protect")
 
     def _generator_states(self) -> Draws:
         device = self.trainer.device
@@ -336,7 +336,7 @@ class Turn:
             return _total(self.method.loss(replace(batch, features=features, logits=logits), view_copy))
 
     def _gradient(self, names: Sequence[str]) -> dict[str, Tensor]:
-        """See ``LocalWork.gradient``; 0 for frozen parameters. A loss may depend on the whole batch (FedMR)."""
+        """See ``LocalWork.gradient``; 0 for frozen parameters. A loss may need a whole batch (FedMR)."""
         model, decay = self.model, self.trainer.settings.weight_decay
         epochs, _ = self._epochs()
         was_training = model.training
@@ -406,7 +406,7 @@ def _total(terms: Mapping[str, Tensor]) -> Tensor:
 
 
 def _detached(value: Any) -> Any:
-    """Copy dictionaries, and modules with separate buffers and modes but shared parameters."""
+    """Copy dictionaries and modules; a module's copy has separate buffers and modes, but the same parameters."""
     if isinstance(value, nn.Module):
         return copy.deepcopy(value, {id(p): p for p in value.parameters()})
     return {name: _detached(kept) for name, kept in value.items()} if isinstance(value, dict) else value

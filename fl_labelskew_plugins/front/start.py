@@ -176,7 +176,7 @@ def _train(runtime: Runtime, record: Record) -> None:
     federation = session.federation
     rounds, clients = federation.rounds, federation.clients_per_round
     try:
-        with interrupting(), record.tracked(), interrupting():  # trackers also get KeyboardInterrupt
+        with interrupting(), record.tracked(), interrupting():  # inner: trackers get KeyboardInterrupt, too
             show.start(session.recipe.name, record.next_round, rounds, clients, record.pause)
             runtime.run(session, record)
             if record.next_round == rounds:
@@ -264,7 +264,7 @@ def check_objects(
     names = {section: name for name, section in OBJECT_SECTIONS.items()}
     for section, plugin in objects.items():
         if section not in had:
-            raise LabelSkewError(f"{folder.path}: this run had no Python object for {names[section]}; remove it")
+            raise LabelSkewError(f"{folder.path}: this run had no Python object for {names[section]}; omit it")
         if had[section] != (now := object_description(plugin)):
             before = clean(had[section])
             raise LabelSkewError(f"{folder.path}: {names[section]} was {before} in this run, got {now}")

@@ -132,7 +132,8 @@ class Ledger:
             yield
 
     def _unwritable(self, error: OSError) -> RunError:
-        return RunError(f"{self.file}: cannot be written: {error.strerror}; answers require the ledger")
+        what = f"{self.file}: cannot be written: {error.strerror}"
+        return RunError(f"{what}; without its ledger, this silo does not answer")
 
     def _read(self) -> None:
         """Read the file if it has changed."""

@@ -145,5 +145,5 @@ class FedRS(Method):
 
     def deviations(self) -> list[str]:
         if self.params.scaling == "proportional":
-            return ["scaling: proportional scales rare observed classes too (authors' code); eq. 8 uses an indicator"]
+            return ["scaling proportional: rare observed classes are scaled (authors' code); eq. 8 uses an indicator"]
         return []

@@ -1,6 +1,6 @@
 """MAP: Model Aggregation and Personalization in Federated Learning with Incomplete Classes.
 
-HPM: the inherited private model. With momentum 0 it is the last personalised model, as in the text.
+HPM: the inherited private model. With momentum 0 it is the last personalised model, as in the paper's text.
 """
 
 import math
@@ -23,7 +23,7 @@ def hpm_momentum(times_selected: int, *, rounds: int, fraction: float, mu0: floa
     """Momentum of a client's inherited private model (below eq. 10, see :class:`MAP`), 0 .. 1.
 
     Args:
-        times_selected: ``z_k``, rounds that selected this client, with or without this one.
+        times_selected: ``z_k``, number of rounds that selected this client; the current one may count or not.
         rounds: ``T``.
         fraction: ``Q``, clients per round over all clients.
         mu0: macro momentum.
@@ -115,7 +115,7 @@ class InheritedPrivateModel(Method):
         if self.params.mu0 == 0:
             return []
         if self.params.hpm_count == "text":
-            return ["hpm_count: text counts this round in mu_k, as below eq. 10; algorithm 1 of MAP does not"]
+            return ["hpm_count text: mu_k counts this round, as the text below eq. 10; algorithm 1 of MAP does not"]
         return ["hpm_count: algorithm omits this round in mu_k, as algorithm 1; MAP's text below eq. 10 counts it"]
 
     def personalised(self, state: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
@@ -170,5 +170,5 @@ class MAP(InheritedPrivateModel):
     def deviations(self) -> list[str]:
         lines = super().deviations()
         if self.params.scaling == "proportional":
-            lines.append("scaling: proportional scales rare observed classes too; eq. 8 uses an indicator")
+            lines.append("scaling proportional: rare observed classes are scaled; eq. 8 uses an indicator")
         return lines

@@ -12,12 +12,12 @@ from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.recipe.sections import Policy
 
 OTHER, OPTIMIZER = "other", "optimizer"
-OPENING = " in the opening exchange of "  # part of a cause
+OPENING = " in the opening exchange of "  # part of the settings below
 IN_HELLO = (
     "train_args.proxy_aggregation class",
-    "sums over all training samples (without them: data_args.mean and std in the server's recipe)",
+    "sums over all training samples (to avoid them, set data_args.mean and std in the server's recipe)",
 )
-"""Causes of data in the first message of a silo."""
+"""Settings with which the first message of a silo contains data."""
 
 
 def refused(policy: Policy, recipe: Recipe) -> Iterator[tuple[str, str]]:
@@ -35,15 +35,15 @@ def refused(policy: Policy, recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield _line(policy, "server_fingerprint", "a connection without certificates (comm_args.certs)")
     if policy.require_secure_aggregation and not recipe.comm.secure_aggregation:
         yield _line(policy, "require_secure_aggregation", "comm_args.secure_aggregation false")
-    leaves = list(sent(recipe))
-    for kind, cause in leaves:
+    sent_data = list(sent(recipe))
+    for kind, cause in sent_data:
         if policy.send is not None and kind not in policy.send:
             yield _line(policy, "send", f"{kind}: {cause}")
     for name in [name for name, least in policy.noise_at_least or () if least is not None]:
         (least, wanted), key = policy.least_noise(name), f"noise_at_least.{name}"
-        if (strength := _noise(recipe, name, [cause for kind, cause in leaves if kind == "counts"])) < least:
+        if (strength := _noise(recipe, name, [cause for kind, cause in sent_data if kind == "counts"])) < least:
             yield key, f"{least:g} does not allow noise of {strength:g}; set more noise, or change this policy"
-        elif wanted and (others := _kinds(recipe, name) - {wanted}):
+        elif wanted and (others := _distributions(recipe, name) - {wanted}):
             yield key, f"{wanted} does not allow {', '.join(others)} noise; set that kind, or change this policy"
 
 
@@ -87,8 +87,8 @@ def _noise(recipe: Recipe, name: str, counts: list[str]) -> float:
     return 0.0 if exact else min(itertools.compress(strengths, opens), default=math.inf)
 
 
-def _kinds(recipe: Recipe, name: str) -> set[str]:
-    """Distributions of one kind of noise; for sums and FedRS, Gaussian."""
+def _distributions(recipe: Recipe, name: str) -> set[str]:
+    """Distributions of the noise ``name``; for sums and FedRS, Gaussian."""
     if name == "count_noise":
         params = [method.params for method in recipe.methods.values() if getattr(method.params, name, None)]
         return {getattr(values, "count_noise_type", "laplace") for values in params}

@@ -283,18 +283,19 @@ def numbers(meta: Mapping[str, Any], key: str, least: int, most: int, where: str
 
 
 def check_shared(shared: State, session: Session, *, where: str) -> None:
-    """Raise RunError for shared tensors that are larger than classes and features need, or than a parameter.
+    """Raise RunError unless each shared tensor has one number, one row per class, or the shape of a parameter.
 
-    Otherwise training could need much memory, or none if it fails on a class that only some silos have; so a silo that
-    runs out of memory would show its classes.
+    With fewer rows, training fails only at silos that have a certain class. With long rows, it needs much memory only
+    at the others, so a silo that runs out of memory would show its classes.
     """
-    most = max(session.federation.num_classes, session.federation.num_features)
+    classes = session.federation.num_classes
+    most = max(classes, session.federation.num_features)
     parameters = {value.shape for value in session.start.values()}
     for name, value in shared.items():
-        small = value.ndim <= 2 and max(value.shape, default=0) <= most
-        if not small and not (name.startswith(f"{OPTIMIZER}/") and value.shape in parameters):
+        rows = value.ndim in (1, 2) and len(value) == classes and value.shape[-1] <= most
+        if not (value.numel() == 1 or rows or (name.startswith(f"{OPTIMIZER}/") and value.shape in parameters)):
             what = f"{where}: the server's shared tensor {clean(name)} has the shape {list(value.shape)}"
-            raise shareable(RunError(f"{what}; with noise, at most two dimensions of up to {most} are allowed"))
+            raise shareable(RunError(f"{what}; with noise, {classes} rows of at most {most} numbers are allowed"))
 
 
 def federation(content: Any, recipe: Recipe, facts: Facts) -> Federation:

@@ -45,7 +45,8 @@ class Guard:
 
     def check_run(self, federation: Federation, quorum: Any) -> None:
         """Raise PolicyError unless the policy allows a run; ``quorum``: least number of uploads in a round."""
-        least = self.policy.min_clients  # the number of rounds is the recipe's, and already checked
+        # max_rounds was checked with the recipe
+        least = self.policy.min_clients
         if least is not None:
             if type(quorum) is not int:
                 self._refuse("min_clients", "a server that does not say how many uploads a round needs")
@@ -55,8 +56,8 @@ class Guard:
     def count_answer(self, run: str, round: int, question: str, *, kind: str = "") -> None:
         """Count an answer before it is computed, unless the same request was answered before.
 
-        ``kind``: of an answer other than training, with its own count. Raises PolicyError if the policy allows no more
-        answers, and RunError if the account cannot be written.
+        ``kind``: empty for training; other kinds are counted separately. Raises PolicyError if the
+        policy allows no more answers, and RunError if the account cannot be written.
         """
         self._count(run, str(round), question, f"round {round + 1} of run {run}", kind)
 

@@ -50,7 +50,7 @@ class ExcludedSilos:
             ranks = read_excluded_ranks(self._folder)
         except LabelSkewError as error:
             if str(error) != self._mistake:
-                log.warn(f"{error}; until it is valid, no silo is excluded or included")
+                log.warn(f"{error}; until it is valid, the excluded silos stay the same")
             self._mistake = str(error)
             return False
         self._mistake = ""
@@ -120,7 +120,7 @@ class Members:
         """The run's state, the expected message or action, and the missing clients."""
         self.round, self.opening = -1, "opening exchange"  # -1: outside rounds
         self.present: set[int] = set()
-        self.away: set[int] = set()
+        self.skipped: set[int] = set()
         """Skipped clients."""
         self.refusal_reasons: dict[int, str] = {}
         """Reason per refused client."""
@@ -152,13 +152,13 @@ class Members:
         """Record a connected silo with a valid HELLO."""
         self.present.add(client)
         self._left_at.pop(client, None)
-        self.away.discard(client)
+        self.skipped.discard(client)
         self.refusal_reasons.pop(client, None)
 
     def heard(self, client: int) -> None:
         """Record a message: a skipped silo takes part again."""
         if client in self.present:
-            self.away.discard(client)
+            self.skipped.discard(client)
 
     def left(self, client: int) -> None:
         """Record a lost connection."""
@@ -166,13 +166,13 @@ class Members:
         self._left_at[client] = self.clock.now
 
     def expect(self, clients: Iterable[int]) -> None:
-        """Treat clients as just disconnected."""
+        """Give clients ``reconnect_s`` from now on to connect."""
         self._left_at = dict.fromkeys(clients, self.clock.now)
 
     def turn_away(self, client: int, reason: str) -> None:
         """Refuse a silo until it sends a valid HELLO."""
         self.present.discard(client)
-        self.away.add(client)
+        self.skipped.add(client)
         self.refusal_reasons[client] = reason
 
     @property
@@ -182,14 +182,14 @@ class Members:
 
     def give_up(self, client: int, reason: str) -> None:
         """Skip a silo."""
-        self.away.add(client)
+        self.skipped.add(client)
         self.warn(f"{self.where}: silo {client + 1} {reason}; skipped until it sends a message")
 
-    def awaited(self, client: int) -> bool:
+    def skip_if_gone(self, client: int) -> bool:
         """Return whether a silo may still answer. Skip it if it did not reconnect in time."""
-        if client not in self.away and not self.reachable(client):
+        if client not in self.skipped and not self.reachable(client):
             self.give_up(client, f"did not reconnect within {self.reconnect_s:g} s")
-        return client not in self.away
+        return client not in self.skipped
 
     def reachable(self, client: int) -> bool:
         """Whether a silo is connected or may still reconnect."""
@@ -197,7 +197,7 @@ class Members:
 
     def _may_return(self, client: int) -> bool:
         left_at = self._left_at.get(client, -math.inf)
-        return client not in self.away and self.clock.now - left_at < self.reconnect_s
+        return client not in self.skipped and self.clock.now - left_at < self.reconnect_s
 
     def gather(self, expected: set[int]) -> None:
         """Wait for clients, except excluded ones. Raises RunError if too few connect within ``quorum_timeout_s``."""
@@ -214,8 +214,8 @@ class Members:
                 f"{len(here)} of at least {self.quorum} silos connected within {seconds:g} s "
                 f"({self.needs}, quorum_timeout_s){self.excluded}"
             )
-        self.away |= expected - self.present
-        for client in sorted(self.away - self.excluded_clients):
+        self.skipped |= expected - self.present
+        for client in sorted(self.skipped - self.excluded_clients):
             self.warn(f"silo {client + 1} has not connected; continuing without it")
 
     def invite(self, round: int, sampled: list[int]) -> list[int]:
@@ -230,7 +230,7 @@ class Members:
         while True:
             self.read_excluded()
             clients = self.excluded.select_clients(sampled, round, self._seed)
-            here = [k for k in clients if k in self.present and k not in self.away]
+            here = [k for k in clients if k in self.present and k not in self.skipped]
             # repeated disconnects of a silo do not extend the wait
             returning = not over and self.clock.now < reconnect_until and any(self._may_return(k) for k in clients)
             if not returning and len(here) >= needed:
@@ -243,7 +243,7 @@ class Members:
             over = not self.clock.listen(until)
         self.round = round
         for client in clients:
-            if client in self._left_at and client not in self.away:
+            if client in self._left_at and client not in self.skipped:
                 self.give_up(client, f"did not reconnect within {self.comm.reconnect_s:g} s")
         return here
 
@@ -260,7 +260,7 @@ class Members:
             self._set_status(
                 state=state if ranks else status.RUNNING,
                 waiting_for={"what": what, "silos": ranks} if ranks else None,
-                silos=self._seen.rows(self.present, self.away, self.refusal_reasons, self.excluded.clients),
+                silos=self._seen.rows(self.present, self.skipped, self.refusal_reasons, self.excluded.clients),
             )
 
 
@@ -294,11 +294,11 @@ class Poll(Generic[Answer]):
             deadline, late = members.deadline(), f"missed the deadline of {comm.round_deadline_s:g} s"
         else:
             deadline, late = self.deadline, f"sent no {self.name} in time"
-        quorum_begins = deadline
+        timeout_begins = deadline
         while len(answers) < needed and any(map(self.awaits, clients)):
-            # quorum_timeout_s begins early if no client can answer any more
-            quorum_begins = deadline if self._waiting(clients) else min(quorum_begins, clock.now)
-            if not clock.listen(quorum_begins + comm.quorum_timeout_s):
+            # the wait of quorum_timeout_s begins early if no client can answer any more
+            timeout_begins = deadline if self._waiting(clients) else min(timeout_begins, clock.now)
+            if not clock.listen(timeout_begins + comm.quorum_timeout_s):
                 break
         if len(answers) < needed:
             raise RunError(
@@ -306,7 +306,7 @@ class Poll(Generic[Answer]):
                 f"round_deadline_s, quorum_timeout_s); {members.resume}"
             )
         over, counted = False, 0
-        members.wanted = status.RUNNING, self.name, lambda: {*clients} - answers.keys() - self.settled - members.away
+        members.wanted = status.RUNNING, self.name, lambda: {*clients} - answers.keys() - self.settled - members.skipped
         for client in clients:
             while waiting := self._waiting(clients if client in self.compared_clients else [client]):
                 if over:
@@ -326,7 +326,7 @@ class Poll(Generic[Answer]):
             )
 
     def _waiting(self, clients: Sequence[int]) -> list[int]:
-        return [client for client in clients if self.awaits(client) and self.members.awaited(client)]
+        return [client for client in clients if self.awaits(client) and self.members.skip_if_gone(client)]
 
 
 def read_excluded_ranks(folder: Path) -> set[int]:

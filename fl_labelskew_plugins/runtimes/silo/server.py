@@ -330,7 +330,7 @@ class ClientTests(SiloExchange):
         """Test weights; return measures per silo, empty without an answer."""
         members = self.server.members
         self._model = plain(joined(model=weights))
-        clients = sorted(members.present - members.away - members.excluded_clients)
+        clients = sorted(members.present - members.skipped - members.excluded_clients)
         self._poll = Poll(members, clients, "tests", {}, least=0)
         for client in clients:
             self.ask(client)
@@ -599,7 +599,7 @@ class SiloServer(Manager):
         self.failed[client] = cause or "it has stopped"
         self.print_event(client, f"stopped: {cause or ''}", self.warn)
         self.members.left(client)
-        self.members.away.add(client)
+        self.members.skipped.add(client)
 
     def _left(self, message: Message) -> None:
         client = message.sender - 1
@@ -607,7 +607,7 @@ class SiloServer(Manager):
             self.print_event(client, "has disconnected", most=MAX_VISITS)
             self.members.left(client)
         if message.meta.get("revoked"):  # it cannot reconnect
-            self.members.away.add(client)
+            self.members.skipped.add(client)
 
     def _refused(self, message: Message) -> None:
         meta, sender = message.meta, message.sender

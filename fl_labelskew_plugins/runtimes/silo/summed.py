@@ -240,7 +240,7 @@ class SummedTests(ClientTests):
         members, sums, run = self.server.members, sums_of(self.rounds.session), self.server.record.run
         self.collect(weights)
         tests, clients, round = self._opening.content.get("test_samples", 0), self._opening.clients, members.round
-        missing = set(clients) - (members.present - members.away - members.excluded_clients)
+        missing = set(clients) - (members.present - members.skipped - members.excluded_clients)
         if not tests or sums.right is None:
             return {}
         try:
@@ -350,7 +350,7 @@ class SummedAnswers(Answers):
         """Record the request. Raises SecureError if it has changed in this round."""
         silo, meta, round = self.silo, message.meta, message.round
         if not session.federation.num_samples:
-            raise shareable(RunError("the server asks for training before the samples of all silos are summed"))
+            raise shareable(RunError("the server asks for training before the number of all training samples is known"))
         if self._noise and (silo.upload is None or silo.upload[0] != round):
             self._answers_at = time.monotonic() + silo.recipe.comm.answers_after
         common = {"personalised": meta["personalised"] is True}

@@ -40,7 +40,7 @@ MAX_DELAY = 5.0  # seconds from a pause until runs are terminated
 RUN_ELSEWHERE = 75  # exit code if another process started or finished the run first
 HOSTED = ["fl_labelskew_plugins.host", "fl_labelskew_plugins.runtimes.sp.hosted"]
 PRELOADED = ["fl_labelskew_plugins.runtimes.sp.runtime", "matplotlib.backends.backend_agg", "sklearn.datasets"]
-"""Modules to import before a fork, after :mod:`.forkserver` and, if FedML is installed, ``HOSTED``."""
+"""Modules that are imported before a fork. Earlier: :mod:`.forkserver`, and ``HOSTED`` if FedML is installed."""
 
 
 def run_all(

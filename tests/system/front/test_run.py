@@ -210,7 +210,7 @@ def test_objects_are_recorded_and_required_to_resume(finished, objects, tmp_path
     with_model = fl.load_run(run.folder, model=objects["model"])
     assert torch.equal(with_model.model[1].weight, run.model[1].weight)
     assert len(with_model.predict(objects["dataset"][1][0][:3])) == 3
-    with pytest.raises(LabelSkewError, match="this run had no Python object for method; remove it"):
+    with pytest.raises(LabelSkewError, match="this run had no Python object for method; omit it"):
         fl.load_run(finished.folder, method=Louder())
 
 

@@ -155,7 +155,8 @@ def test_predict_table_missing_columns(patients, tmp_path):
     told = call("predict", run.folder, new, "--out", tmp_path / "p.csv")
     assert told.stderr.splitlines() == [
         f"warning: {new}: the model does not use column id",
-        f"warning: {new}: column sex: ? does not occur in training; its features are 0 for every category",
+        f"warning: {new}: column sex: ? does not occur in training; "
+        "in these rows, the features of all categories are 0",
     ]
     count = int(frame.age.notna().sum())
     told = call("predict", run.folder, new, "--out", tmp_path / "p.csv", "--set", "data_args.missing=drop")

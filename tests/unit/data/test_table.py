@@ -123,7 +123,7 @@ def test_one_hot(tmp_path, capsys):
     assert data.notes["features.txt"].split() == ["age", "pressure", "sex=f", "sex=m"]
     assert data.train.x[:2, 2:].tolist() == [[1, 0], [0, 1]]
     assert data.test.x[:3, 2:].tolist() == [[0, 1], [0, 0], [1, 0]]
-    warned = "column sex: x? does not occur in training; its features are 0 for every category"
+    warned = "column sex: x? does not occur in training; in these rows, the features of all categories are 0"
     assert warned in capsys.readouterr().err
     both = load(tmp_path, file="a.csv", categorical={"sex": ["m", "f", "d"]}, features=("sex",))
     assert both.train.x.shape[1] == 3

@@ -160,7 +160,7 @@ def test_a_damaged_ledger_is_not_replaced(tmp_path, damage):
 
 
 def test_without_the_ledger_a_silo_does_not_answer(tmp_path):
-    with pytest.raises(RunError, match=r"cannot be written: .*; answers require the ledger"):
+    with pytest.raises(RunError, match=r"cannot be written: .*; without its ledger, this silo does not answer"):
         ledger(tmp_path / "gone").spend([WEIGHTS], "a", run="r", round=0)
 
 

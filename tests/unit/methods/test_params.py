@@ -51,7 +51,7 @@ AS_PRINTED = {"scale": "paper", "negatives": "observed"}
         ("fedntd", {"tau": 3.0}, ["tau: the distillation is multiplied by tau^2"]),
         ("fedphp", {"hpm_count": "algorithm"}, ["hpm_count: algorithm omits this round"]),
         ("fedproc", {"schedule": "constant"}, ["prototypes and contrast use", "schedule: constant keeps the weight"]),
-        ("fedrs", {"scaling": "proportional"}, ["scaling: proportional scales rare observed classes too"]),
+        ("fedrs", {"scaling": "proportional"}, ["scaling proportional: rare observed classes are scaled"]),
         (
             "fedshift",
             {"denominator": "participants"},
@@ -64,7 +64,7 @@ AS_PRINTED = {"scale": "paper", "negatives": "observed"}
         ("flda", {}, ["the gate is linear in the general model's features", "mixture: logits mixes logits"]),
         ("flda", {"general_share": 0.5, "mixture": "probabilities"}, ["general_share: a fixed share replaces"]),
         ("map", {"mu0": 0.0}, []),
-        ("map", {"scaling": "proportional"}, ["hpm_count: text counts this round", "scaling: proportional scales"]),
+        ("map", {"scaling": "proportional"}, ["hpm_count text: mu_k counts this round", "scaling proportional: rare"]),
         ("moon", {}, ["the contrast uses the network's features"]),
         ("moon", {"projection": "mlp"}, ["projection: mlp projects features only for the contrast"]),
     ],

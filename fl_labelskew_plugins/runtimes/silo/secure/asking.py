@@ -179,7 +179,7 @@ class ServerSums:
         self._kind, self._content, self._take = kind, content, take
         members, answers = self._members, dict[int, bool]()
         clients = [client for client in clients if client not in self._lost]
-        members.away -= members.present.intersection(clients)
+        members.skipped -= members.present.intersection(clients)
         share = TIME_WEIGHTS[kind] / sum(TIME_WEIGHTS.values())
         if self._attempt.round == OPENING and kind is Kind.KEYS:
             share = 0.5  # silos build their networks before they answer

@@ -28,9 +28,9 @@ class ServerRound:
         self.cheats: dict[int, str] = {}  # acts of silos, with proof
         self._complainants: list[int] = []
         self._dealers: list[int] = []
-        self._sharing: dict[int, bytes] = {}
+        self._sharing: dict[int, bytes] = {}  # signatures of the silos that share masks
         self._added: set[int] = set()
-        self._there: list[int] = []
+        self._included: list[int] = []
         self._signatures: dict[int, bytes] = {}
         self._revealed: dict[int, dict[int, int]] = {}
         self._secrets: dict[int, int] = {}
@@ -38,7 +38,7 @@ class ServerRound:
 
     def advertised(self, rank: int, advert: bytes) -> None:
         """Step 0: take a silo's keys."""
-        self._in_time(rank, self._roster)
+        self._check_not_ended(rank, self._roster)
         shown = Advert.unpack(advert)
         self._authority.check(rank, shown, self.attempt)
         if known := {other for other, theirs in self._shown.items() if set(theirs.points) & set(shown.points)}:
@@ -48,7 +48,7 @@ class ServerRound:
     def shared(self, rank: int, sealed: Mapping[int, bytes], commitments: bytes) -> None:
         """Step 1: take a silo's encrypted shares and commitments."""
         self._among(rank, self._roster, "shares")
-        self._in_time(rank, self._dealers)
+        self._check_not_ended(rank, self._dealers)
         wrong = [len(text) for text in sealed.values() if len(text) != shares.SEALED]
         if sealed.keys() != self._roster.keys() or wrong:
             what = f"silo {rank} must send exactly one pair of shares"
@@ -60,7 +60,7 @@ class ServerRound:
     def checked(self, rank: int, answer: Mapping[int, bytes]) -> None:
         """Step 2: take a silo's signature, or its complaints."""
         self._among(rank, self._dealers, "an answer")
-        self._in_time(rank, self._sharing)
+        self._check_not_ended(rank, self._sharing)
         if answer.keys() == {rank}:
             if not self._shown[rank].signed(answer[rank], checked(self.attempt, self._digest)):
                 raise self.attempt.error(f"the signature of silo {rank} does not match its shares")
@@ -80,7 +80,7 @@ class ServerRound:
     def masked(self, rank: int, vector: Vector) -> None:
         """Step 3: add a silo's masked vector."""
         self._among(rank, self._sharing, "a vector")
-        self._in_time(rank, self._there)
+        self._check_not_ended(rank, self._included)
         if rank in self._added:
             raise self.attempt.error(f"silo {rank} sent a second vector")
         attempt = self.attempt
@@ -89,15 +89,16 @@ class ServerRound:
 
     def agreed(self, rank: int, signature: bytes) -> None:
         """Step 4: take a silo's signature of the silos in the sum."""
-        self._among(rank, self._there, "a signature")
-        text = agreement(self.attempt, self._digest, self._there)
+        self._among(rank, self._included, "a signature")
+        text = agreement(self.attempt, self._digest, self._included)
         if not self._shown[rank].signed(signature, text):
-            raise self.attempt.error(f"the signature of silo {rank} does not match the sum over {listed(self._there)}")
+            silos = listed(self._included)
+            raise self.attempt.error(f"the signature of silo {rank} does not match the sum over {silos}")
         self._signatures[rank] = signature
 
     def revealed(self, rank: int, given: Mapping[int, bytes]) -> bool:
         """Step 5: take a silo's shares; return whether they suffice to open the sum."""
-        self._among(rank, self._there, "shares")
+        self._among(rank, self._included, "shares")
         if given.keys() != set(self._sharing):
             wrong = listed(given.keys() ^ set(self._sharing))
             raise self.attempt.error(f"silo {rank} revealed too few or too many shares: {wrong}")
@@ -133,10 +134,10 @@ class ServerRound:
 
     def included(self) -> list[int]:
         """End step 3; return the silos in the sum."""
-        if not self._there:
+        if not self._included:
             self._enough(self._added, "have sent a vector")
-            self._there = sorted(self._added)
-        return self._there
+            self._included = sorted(self._added)
+        return self._included
 
     def signatures(self) -> dict[int, bytes]:
         """All signatures so far."""
@@ -153,23 +154,23 @@ class ServerRound:
                 masks.add_own(total, secret, dealer, attempt, remove=True)
                 continue
             key = masks.key_pair(secret)
-            for peer in self._there:  # each has added a mask that it shares with the lost silo
+            for peer in self._included:  # each has added a mask that it shares with the lost silo
                 masks.add_shared(total, key, peer, self._shown[peer].mask_key, dealer, attempt, remove=True)
         trim(total, attempt.bits, attempt.wide)
-        self._total = np.zeros(0, total.dtype)  # once
+        self._total = np.zeros(0, total.dtype)  # it can be opened only once
         return total
 
     @property
     def lost(self) -> list[int]:
         """Silos that share masks and are not in the sum."""
-        return sorted(set(self._sharing) - set(self._there))
+        return sorted(set(self._sharing) - set(self._included))
 
     def _combine(self) -> None:
         self._enough(self._revealed, "have revealed their shares")
         self._secrets = {dealer: self._secret(dealer) for dealer in self._sharing}
 
     def _secret(self, dealer: int) -> int:
-        """A silo's seed, or its key if it is not in the sum; single shares are checked only if it is wrong."""
+        """A silo's seed, or its key if the silo is not in the sum; single shares are checked only if this is wrong."""
         shown = self._shown[dealer]
         given = {rank: mine[dealer] for rank, mine in sorted(self._revealed.items()) if rank not in self.cheats}
         what, public = (shares.SEED, shown.seed_key) if dealer in self._added else (shares.KEY, shown.mask_key)
@@ -199,8 +200,8 @@ class ServerRound:
         if rank not in ranks:
             raise self.attempt.error(f"silo {rank} sent {what} without a request")
 
-    def _in_time(self, rank: int, closed: Collection[int]) -> None:
-        if closed:
+    def _check_not_ended(self, rank: int, ended_by: Collection[int]) -> None:
+        if ended_by:
             raise self.attempt.error(f"a message of silo {rank} arrived too late")
 
     def _enough(self, ranks: Collection[int], state: str) -> None:

@@ -167,8 +167,8 @@ def test_a_silos_file_cannot_change_the_normalisation_but_its_policy_can_refuse(
     assert said(other).startswith(line)
     strict = plain + "policy: {send: [weights]}\n"
     assert said(strict) == (
-        'policy.send: ["weights"] does not allow moments: sums over all training samples (without them: data_args.mean '
-        "and std in the server's recipe); use another recipe, or change this policy"
+        'policy.send: ["weights"] does not allow moments: sums over all training samples (to avoid them, set '
+        "data_args.mean and std in the server's recipe); use another recipe, or change this policy"
     )
     own.write_text(strict)
     recipes.silo(recipes.load(apart.recipe, ["data_args.mean=imagenet", "data_args.std=imagenet"]), 2)

@@ -127,7 +127,7 @@ def test_absent_silos_are_not_asked_and_old_answers_are_ignored(tmp_path):
     members.round = 2
     for client in (0, 1, 3, 4):
         members.joined(client)
-    members.away.add(4)
+    members.skipped.add(4)
     send = lambda kind, rank, *, round, tensors: asked.append((kind, rank, round))  # noqa: E731
     tests = ClientTests(SimpleNamespace(members=members, send=send, num_silos=5))
     tests._take(Message(Kind.TESTED, 1, 0, round=2, meta=GOOD))  # without a request

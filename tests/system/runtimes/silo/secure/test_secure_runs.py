@@ -539,15 +539,17 @@ def test_a_silo_whose_first_training_fails_keeps_a_finite_state_as_others_do(sec
         assert kept.read_bytes() == spare.read_bytes()
 
 
-def test_shared_tensors_of_a_wrong_shape_stop_no_silo(secure):
-    """Training fails only at silos with samples of certain classes: a failure would show which."""
+def test_shared_tensors_of_a_wrong_shape_are_refused_by_all_silos(secure):
+    """Training would fail only at silos with samples of certain classes."""
     federation = secure(
         *NOISE, "method_args.method=fd", "comm_args.send_contributions=false", "train_args.comm_round=2"
     )
     server, silos = federation.server(cheat="sends_a_short_teacher"), federation.silos(1, 2, 3)
-    finished(server, *silos)
-    assert any("this silo keeps no private state" in silo.text for silo in silos)
-    assert left_out(federation) == [[], []]
+    assert [silo.wait() for silo in silos] == [1] * 3
+    line = "the server's shared tensor total has the shape [4, 10]; with noise, 10 rows of at most"
+    assert all(line in silo.text for silo in silos)
+    killed(server)
+    assert [charged(federation, rank) for rank in (1, 2, 3)] == [[-1]] * 3
 
 
 def test_silos_that_fail_in_training_look_like_the_others(secure):
