@@ -225,17 +225,17 @@ def test_the_command_line_explains_how_to_resume_a_run_with_objects(objects, tmp
 
 
 @pytest.mark.parametrize(
-    ("more", "says"),
+    ("more", "what"),
     [
         ({"method": Louder()}, "objects of this process; use sp"),
         ({"model": nn.Linear(64, 10)}, "objects of this process; use sp, or model_args.model: FILE.py:FUNCTION"),
         ({"callbacks": [Ends()]}, "callbacks of this process; use sp"),
     ],
 )
-def test_objects_and_callbacks_need_one_process(more, says, tmp_path):
+def test_objects_and_callbacks_need_one_process(more, what, tmp_path):
     recipe = fl.load(RECIPE, {"comm_args.backend": "MPI"})
     line = message(lambda: fl.run(recipe, tmp_path / "out", **more))
-    assert line.endswith(f"MPI trains in other processes, which cannot use {says}")
+    assert line.endswith(f"MPI trains in other processes, which cannot use {what}")
     assert not (tmp_path / "out").exists()
 
 
