@@ -184,12 +184,12 @@ def normalised(data: Data, tensors: Mapping[str, Tensor]) -> Data:
 def unsuitable(common: stats.Moments, sums: stats.MomentSums) -> list[tuple[int, float, float]]:
     """Channels for which ``common`` is useless, each with its mean and std after normalisation.
 
-    That is a mean above 3 or below -3, or a std not in 0.1..10. Channels that are constant here are not compared.
+    That is a mean above 3 or below -3, or a std not in 0.1..10. Of channels that are constant here, only the mean.
     """
     (mean, std), (own_mean, own_std) = map(np.array, common), sums.moments()
     varies = own_std > 1e-12 + 1e-9 * np.abs(own_mean)  # more than rounding errors
     means, stds = (own_mean - mean) / std, own_std / std
-    far = varies & ((np.abs(means) > 3) | (stds > 10) | (stds < 0.1))
+    far = (np.abs(means) > 3) | (varies & ((stds > 10) | (stds < 0.1)))
     return [(int(c), float(means[c]), float(stds[c])) for c in np.flatnonzero(far)]
 
 

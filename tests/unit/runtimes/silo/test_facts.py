@@ -117,6 +117,7 @@ CONSTANT = (1.0, 0.0)  # in the second channel
         (of(0, 1), of(0, 0, 10**9)),  # many equal values
         (of(0, 1, 300), of(8000, 1, 1)),  # one value far away
         (of(0, CONSTANT), of(0, 30)),
+        (of(0, CONSTANT), of((0, 1), CONSTANT, 10**9)),  # many other values of a constant
     ],
 )
 def test_a_silo_that_makes_the_common_mean_or_std_useless_is_named(named, usual, unusual):
