@@ -78,7 +78,7 @@ class Judge:
     """Decides which uploads of a round are accepted, independently of their order: see docs/silo_failures.md.
 
     Norms of 0 are not compared, except for buffers. ``ratio``: ``comm_args.max_update_ratio``; None accepts all.
-    ``past``: accepted norms, updated in place. ``silos``: their number.
+    ``past``: accepted norms, at most ``ratio`` times the others' median, updated in place. ``silos``: their number.
     """
 
     ratio: float | None
@@ -94,6 +94,7 @@ class Judge:
         for client, rounds in self.past.items():
             before = sorted(at for at in rounds if at < round)
             self.past[client] = {at: rounds[at] for at in before[-ROUNDS:]}
+        self._bound_growth()
 
     def add(self, client: int, norms: dict[str, float]) -> bool:
         """Add an upload; True if its silo's past is enough to accept it."""
@@ -117,6 +118,15 @@ class Judge:
                 return f"the norm of its {name} is {norm:.3g}; the median is {' and '.join(medians)}"
         self._accept(client)
         return ""
+
+    def _bound_growth(self) -> None:
+        # else a silo could grow in each round by the ratio of its own past, until the training of others fails
+        last = {client: rounds[self._round - 1] for client, rounds in self.past.items() if self._round - 1 in rounds}
+        for client, own in last.items():
+            for name, norm in own.items():
+                others = _comparable((norms for k, norms in last.items() if k != client), name)
+                if self.ratio is not None and len(others) >= 2:
+                    own[name] = min(norm, self.ratio * median_high(others))
 
     def _accept(self, client: int) -> None:
         self.past.setdefault(client, {})[self._round] = self._now[client]

@@ -36,13 +36,26 @@ def test_an_upload_is_compared_with_others_and_with_earlier_uploads():
     assert judged(judge, 0, {0: 1.0, 1: 2.0, 2: 3e39}) == [0, 1]
     assert judged(judge, 1, {0: 0.5, 1: 0.4, 2: 4.0}) == [0, 1, 2]  # 10 * 0.4
     assert judged(judge, 2, {0: 0.01, 1: 0.01, 2: 39.0}) == [0, 1, 2]  # 10 * 4.0, its own
-    assert judged(judge, 3, {0: 0.01, 1: 0.01, 2: 216.0}) == [0, 1]  # 10 * 21.5
+    assert judged(judge, 3, {0: 0.01, 1: 0.01, 2: 21.0}) == [0, 1]  # 10 * 2.05; 39 counts as 10 * 0.01
     assert judged(judge, 4, {0: 2.5, 1: 0.01, 2: 3.0}) == [0, 1, 2]  # 10 * 0.255, the middle of 0.01 and 0.5
     assert judge.past == {
         0: {0: {"update": 1.0}, 1: {"update": 0.5}, 2: {"update": 0.01}, 3: {"update": 0.01}, 4: {"update": 2.5}},
         1: {at: {"update": norm} for at, norm in enumerate([2.0, 0.4, 0.01, 0.01, 0.01])},
-        2: {1: {"update": 4.0}, 2: {"update": 39.0}, 4: {"update": 3.0}},
+        2: {1: {"update": 4.0}, 2: {"update": 0.1}, 4: {"update": 3.0}},
     }
+
+
+@pytest.mark.parametrize("silos", [3, 5])
+def test_a_silo_that_grows_by_the_ratio_in_each_round_is_refused(silos):
+    """Else the training of all others would fail in the end. Its growth is limited to the square of the ratio."""
+    judge, size, refused = Judge(1000, {}, silos), 1.0, []
+    for round in range(20):
+        size *= 900
+        accepted = judged(judge, round, {**dict.fromkeys(range(silos - 1), 1.0), silos - 1: size})
+        refused += [] if silos - 1 in accepted else [round]
+        assert accepted[: silos - 1] == [*range(silos - 1)]
+    assert refused == [*range(2, 20)]
+    assert max(norms["update"] for norms in judge.past[silos - 1].values()) <= 1000
 
 
 def test_tiny_updates_of_a_minority_do_not_exclude_honest_silos():
