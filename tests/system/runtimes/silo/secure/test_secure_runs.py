@@ -571,7 +571,8 @@ def test_silos_that_fail_in_training_look_like_the_others(secure):
         assert f"silo {rank}" not in known.replace(f"silo {rank} has disconnected", "")  # after the last round
         assert charged(federation, rank) == [-1, 0, 1, 2, 3]
     assert left_out(federation) == [[]] * 4
-    kinds = [[line["kind"] for line in audited(federation.folder / f"silo-{rank}", "sent")] for rank in (1, 2, 3)]
+    sent = [audited(federation.folder / f"silo-{rank}", "sent") for rank in (1, 2, 3)]
+    kinds = [[line["kind"] for line in lines if line["kind"] != "HELLO"] for lines in sent]  # a busy machine: two
     assert kinds[1] == kinds[2] == kinds[0]
 
 
