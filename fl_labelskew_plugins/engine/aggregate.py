@@ -34,7 +34,10 @@ def share_of_old(weights: Sequence[float]) -> float:
 
 
 def class_weights(counts: Tensor, smoothing: float) -> Tensor:
-    """Weights ``(|S|, C)`` of the classifier's rows, ``p_kc ~ n_kc + lambda`` (FedRS, section 4.4)."""
+    """Weights ``(|S|, C)`` of the classifier's rows, ``p_kc ~ n_kc + lambda`` (FedRS, section 4.4).
+
+    A column sums to 1, or to 0 without samples and smoothing.
+    """
     smoothed = counts.double() + smoothing
     return smoothed / smoothed.sum(0).clamp_min(torch.finfo(torch.float64).tiny)
 

@@ -56,8 +56,10 @@ class FedLMD(Method):
 
     def terms(self, batch: Batch, client: ClientView) -> dict[str, Tensor]:
         p = self.params
+        if p.beta == 0:
+            return {}
         outputs = torch.zeros_like(batch.logits) if p.teacher == "uniform" else from_teacher(batch, client)
-        if p.beta == 0 or outputs is None:
+        if outputs is None:
             return {}
         majority = majority_labels(on_device(client, "counts", client.counts, batch.logits.device))
         distillation = not_true_distillation(batch.logits, outputs, batch.labels, tau=p.tau, masked=majority)

@@ -45,7 +45,8 @@ class SentNoise:
 def sent_noise(recipe: Recipe, samples: int, least: int) -> SentNoise:
     """Noise on the data that a client with ``samples`` sends.
 
-    ``least``: samples of the smallest client, ``m`` in FedRS's appendix B. Both are assumed public.
+    ``least``: samples of the smallest client, ``m`` in FedRS's appendix B. Numbers of samples and of
+    steps are assumed to be public.
     """
     hello, opening, upload, test = [], [], [], []
     for kind, cause in sent(recipe):

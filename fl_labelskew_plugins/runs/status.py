@@ -1,4 +1,4 @@
-"""The status of a run in a file of its folder. A server of silos writes it every second."""
+"""The status of a run in a file: written when the run begins and ends, by a server of silos also every second."""
 
 import contextlib
 import json
