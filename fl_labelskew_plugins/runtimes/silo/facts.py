@@ -404,10 +404,13 @@ class Census:
 
     def unusual_moments(self, clients: Collection[int]) -> Iterator[int]:
         """Silos that make the common mean and std :func:`unsuitable` for all other silos together."""
-        known = {client: self._sums[client] for client in sorted({*clients} & self._sums.keys())}
-        for client in known if len(known) > 1 else ():
-            others = stats.merged([sums for other, sums in known.items() if other != client])
-            if unsuitable(stats.pooled([*known.values()]), others):
+        found = ((client, self._sums[client]) for client in sorted({*clients} & self._sums.keys()))
+        known = {client: stats.MomentSums(sums.count, *sums.floats()) for client, sums in found}
+        if len(known) < 2:
+            return
+        common = stats.pooled([*known.values()])
+        for client in known:
+            if unsuitable(common, stats.merged([sums for other, sums in known.items() if other != client])):
                 yield client
 
     @property

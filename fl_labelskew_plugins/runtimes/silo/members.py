@@ -121,7 +121,6 @@ class Members:
         self.round, self.opening = -1, "opening exchange"  # -1: outside rounds
         self.present: set[int] = set()
         self.skipped: set[int] = set()
-        """Skipped clients."""
         self.refusal_reasons: dict[int, str] = {}
         """Reason per refused client."""
         self._left_at: dict[int, float] = {}

@@ -121,11 +121,13 @@ class Judge:
 
     def _bound_growth(self) -> None:
         # else a silo could grow in each round by the ratio of its own past, until the training of others fails
+        if self.ratio is None:
+            return
         last = {client: rounds[self._round - 1] for client, rounds in self.past.items() if self._round - 1 in rounds}
         for client, own in last.items():
             for name, norm in own.items():
                 others = _comparable((norms for k, norms in last.items() if k != client), name)
-                if self.ratio is not None and len(others) >= 2:
+                if len(others) >= 2:
                     own[name] = min(norm, self.ratio * median_high(others))
 
     def _accept(self, client: int) -> None:

@@ -572,7 +572,8 @@ def test_silos_that_fail_in_training_look_like_the_others(secure):
         assert charged(federation, rank) == [-1, 0, 1, 2, 3]
     assert left_out(federation) == [[]] * 4
     sent = [audited(federation.folder / f"silo-{rank}", "sent") for rank in (1, 2, 3)]
-    kinds = [[line["kind"] for line in lines if line["kind"] != "HELLO"] for lines in sent]  # a busy machine: two
+    # on a busy machine, a silo may connect twice
+    kinds = [[line["kind"] for line in lines if line["kind"] != "HELLO"] for lines in sent]
     assert kinds[1] == kinds[2] == kinds[0]
 
 
