@@ -354,6 +354,12 @@ def reveals_wrong_shares():
 
 
 @cheat
+def reveals_late():
+    """An honest silo with a slow line, so that the server also needs the shares of the others."""
+    replaced(SiloRound, "reveal", lambda silo, honest, *_: (time.sleep(2), honest())[1])
+
+
+@cheat
 def sends_values_out_of_range():
     """All bits set, of which a ring of fewer than 32 has not all."""
     replaced(SiloRound, "mask", lambda silo, honest, *_: np.full_like(honest(), -1))

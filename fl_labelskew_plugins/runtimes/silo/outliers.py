@@ -16,6 +16,7 @@ from fl_labelskew_plugins.tensors import OPTIMIZER, Weights
 UPDATE, BUFFERS, MOVEMENT = "update", "buffers", "update times the optimiser's numbers"
 ROUNDS = 10  # earlier uploads of a silo with which its upload is compared
 ASSUMED = 1000.0  # smallest assumed median, if a silo has no past and too few others have uploaded
+LARGE = 30.0  # times the others' median: the server warns of the silo
 
 
 def norms(
@@ -94,7 +95,6 @@ class Judge:
         for client, rounds in self.past.items():
             before = sorted(at for at in rounds if at < round)
             self.past[client] = {at: rounds[at] for at in before[-ROUNDS:]}
-        self._bound_growth()
 
     def add(self, client: int, norms: dict[str, float]) -> bool:
         """Add an upload; True if its silo's past is enough to accept it."""
@@ -119,16 +119,23 @@ class Judge:
         self._accept(client)
         return ""
 
-    def _bound_growth(self) -> None:
-        # else a silo could grow in each round by the ratio of its own past, until the training of others fails
+    def end(self) -> dict[int, str]:
+        """End a round: bound its accepted norms; return a text for each client with a norm far above the others'."""
         if self.ratio is None:
-            return
-        last = {client: rounds[self._round - 1] for client, rounds in self.past.items() if self._round - 1 in rounds}
-        for client, own in last.items():
+            return {}
+        large = {}
+        accepted = {client: rounds[self._round] for client, rounds in self.past.items() if self._round in rounds}
+        for client, own in accepted.items():
             for name, norm in own.items():
-                others = _comparable((norms for k, norms in last.items() if k != client), name)
-                if len(others) >= 2:
-                    own[name] = min(norm, self.ratio * median_high(others))
+                others = _comparable((norms for k, norms in accepted.items() if k != client), name)
+                if len(others) < 2:
+                    continue
+                middle = median_high(others)
+                if norm > LARGE * middle:
+                    large[client] = f"the norm of its {name} is {norm / middle:.3g} times the median of the others"
+                # else a silo could grow in each round by the ratio of its own past, until the others' training fails
+                own[name] = min(norm, self.ratio * middle)
+        return large
 
     def _accept(self, client: int) -> None:
         self.past.setdefault(client, {})[self._round] = self._now[client]

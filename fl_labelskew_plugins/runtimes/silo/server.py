@@ -221,6 +221,9 @@ class Uploads(SiloExchange):
             yield client, result
             del result
         self._warn_of_declared(declared)
+        for client, large in self._judge.end().items():
+            text = f"{members.where}: silo {client + 1}: {large}; if the accuracy falls, exclude this silo"
+            self.server.warn_once(client, text, "large")
         self.close()
         self.server.transport.audit.sync()
 
@@ -560,7 +563,7 @@ class SiloServer(Manager):
         self.flood.print_event(f"silo {client + 1}", event, most=most, print_line=print_line)
 
     def warn_once(self, client: int, text: str, cause: str = "") -> None:
-        """Warn about a silo's part of all samples, once per number and cause."""
+        """Warn about a silo, once per number of its samples and cause."""
         key = (client, self.sizes[client], cause)
         if key not in self._warned:
             self._warned.add(key)

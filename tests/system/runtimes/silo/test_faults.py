@@ -6,7 +6,7 @@ import shlex
 import signal
 
 import pytest
-from federations import Echo, finished, left_out, same
+from federations import Echo, finished, left_out, same, wait_until
 from recipe_texts import NETWORK
 
 SLOW = "train_args.epochs=20"
@@ -220,10 +220,11 @@ class Absent(Echo):
 
 
 def test_a_silo_that_missed_the_end_gets_it_from_the_resumed_server(federation):
-    federation.overrides = ["train_args.comm_round=2", "comm_args.reconnect_s=2"]
+    federation.overrides = ["train_args.comm_round=2", "comm_args.reconnect_s=5"]
     server, silos = federation.server(), federation.silos(1, 2)
     absent = Absent(federation.address, 3)
     finished(*silos)
+    wait_until(lambda: absent.ends)
     server.kill().wait()
     again = federation.server(resume=True)
     finished(again)

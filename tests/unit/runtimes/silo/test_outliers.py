@@ -16,11 +16,13 @@ def judged(judge, round, uploads):
         copy = Judge(judge.ratio, {k: dict(v) for k, v in judge.past.items()}, judge.silos)
         copy.begin(round)
         held = {client for client in order if not copy.add(client, {"update": uploads[client]})}
-        outcomes.append(([k for k in sorted(uploads) if k not in held or not copy.objection(k)], copy.past))
+        accepted = [k for k in sorted(uploads) if k not in held or not copy.objection(k)]
+        outcomes.append((accepted, copy.past, copy.end()))
     assert all(outcome == outcomes[0] for outcome in outcomes)
+    accepted, past, _ = outcomes[0]
     judge.past.clear()
-    judge.past.update(outcomes[0][1])
-    return outcomes[0][0]
+    judge.past.update(past)
+    return accepted
 
 
 def objections(judge, *uploads, round=0):
@@ -56,6 +58,17 @@ def test_a_silo_that_grows_by_the_ratio_in_each_round_is_refused(silos):
         assert accepted[: silos - 1] == [*range(silos - 1)]
     assert refused == [*range(2, 20)]
     assert max(norms["update"] for norms in judge.past[silos - 1].values()) <= 1000
+
+
+def test_a_silo_with_updates_far_above_the_others_is_named():
+    """Also below the limit: the updates of the others can follow the model until their training fails."""
+    judge = Judge(1000, {}, 3)
+    uploads = [{"update": 1.0}, {"update": 2.0}, {"update": 61.0}, {"update": 3.0, "sums": 500.0}]
+    assert objections(judge, *uploads) == [""] * 4
+    assert judge.end() == {2: "the norm of its update is 30.5 times the median of the others"}
+    assert objections(judge, *[{"update": norm} for norm in (1.0, 2.0, 59.0)], round=1) == [""] * 3
+    assert judge.end() == {}
+    assert Judge(None, {}, 3).end() == {}
 
 
 def test_tiny_updates_of_a_minority_do_not_exclude_honest_silos():

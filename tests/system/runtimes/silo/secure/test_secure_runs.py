@@ -399,7 +399,7 @@ SILOS = {
     "deals_a_wrong_share": "silo 4 sent silo 2 shares that do not fit its commitments",
     "complains_of_others": "silo 4 complained about silo 1, but the shares of silo 1 match",
     "sends_values_out_of_range": "the vector of silo 4 has values of more than 20 bits",
-    "reveals_wrong_shares": "silo 1 revealed wrong shares",  # which are needed, as the first ones
+    "reveals_wrong_shares": "silo 1 revealed wrong shares",
 }
 
 
@@ -407,6 +407,7 @@ def test_silos_that_cheat_in_one_round_each(secure):
     """The server names them, and continues with the others, also with the receiver of the wrong shares."""
     federation = secure(*NOISY, "comm_args.secure_bits=20", "train_args.comm_round=7")
     *others, last = [f"{cheat}@{round}" for round, cheat in enumerate(SILOS, 1)]
+    others.append("reveals_late@5")
     server, honest = federation.server(), federation.silos(2, 3)
     finished(server, *honest, federation.silo(1, cheat=last), federation.silo(4, cheat="+".join(others)))
     for round, line in enumerate(SILOS.values(), 2):
