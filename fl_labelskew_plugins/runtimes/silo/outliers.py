@@ -124,15 +124,15 @@ class Judge:
         if self.ratio is None:
             return {}
         large = {}
-        accepted = {client: rounds[self._round] for client, rounds in self.past.items() if self._round in rounds}
-        for client, own in accepted.items():
+        for client in [client for client, rounds in self.past.items() if self._round in rounds]:
+            own = self.past[client][self._round]
             for name, norm in own.items():
-                others = _comparable((norms for k, norms in accepted.items() if k != client), name)
+                others = self._others(client, name)
                 if len(others) < 2:
                     continue
                 middle = median_high(others)
                 if norm > LARGE * middle:
-                    large[client] = f"the norm of its {name} is {norm / middle:.3g} times the median of the others"
+                    large[client] = f"the norm of its {name} is {norm:.3g}; the median of the others is {middle:.3g}"
                 # else a silo could grow in each round by the ratio of its own past, until the others' training fails
                 own[name] = min(norm, self.ratio * middle)
         return large

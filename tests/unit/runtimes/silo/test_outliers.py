@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fl_labelskew_plugins.engine.local import LocalResult
-from fl_labelskew_plugins.runtimes.silo.outliers import Judge, norms
+from fl_labelskew_plugins.runtimes.silo.outliers import BUFFERS, Judge, norms
 from fl_labelskew_plugins.tensors import PIECE
 
 
@@ -65,10 +65,24 @@ def test_a_silo_with_updates_far_above_the_others_is_named():
     judge = Judge(1000, {}, 3)
     uploads = [{"update": 1.0}, {"update": 2.0}, {"update": 61.0}, {"update": 3.0, "sums": 500.0}]
     assert objections(judge, *uploads) == [""] * 4
-    assert judge.end() == {2: "the norm of its update is 30.5 times the median of the others"}
+    assert judge.end() == {2: "the norm of its update is 61; the median of the others is 2"}
     assert objections(judge, *[{"update": norm} for norm in (1.0, 2.0, 59.0)], round=1) == [""] * 3
     assert judge.end() == {}
     assert Judge(None, {}, 3).end() == {}
+    norms = [{"update": 1.0, BUFFERS: buffers} for buffers in (0.0, 0.0, 5.0)]
+    judge = Judge(1000, {2: {0: {BUFFERS: 5.0, "update": 1.0}}}, 3)  # batch normalisation that the others have frozen
+    assert objections(judge, *norms, round=1) == [""] * 3
+    assert judge.end() == {2: "the norm of its buffers is 5; the median of the others is 0"}
+
+
+def test_in_rounds_of_two_silos_a_silo_is_compared_with_the_last_uploads_of_the_others():
+    past = {client: {client: {"update": 1.0}} for client in range(4)} | {4: {0: {"update": 1e6}}}
+    judge = Judge(1000, past, 5)
+    judge.begin(4)
+    assert judge.add(0, {"update": 1.0})
+    assert judge.add(4, {"update": 1e8})  # only 100 times its own past
+    assert judge.end() == {4: "the norm of its update is 1e+08; the median of the others is 1"}
+    assert judge.past[4][4] == {"update": 1000.0}
 
 
 def test_tiny_updates_of_a_minority_do_not_exclude_honest_silos():
