@@ -46,7 +46,7 @@ from fl_labelskew_plugins.runtimes import wire
 from fl_labelskew_plugins.runtimes.silo import facts, keys
 from fl_labelskew_plugins.runtimes.silo.connecting import SiloTransport
 from fl_labelskew_plugins.runtimes.silo.facts import Facts, SiloData
-from fl_labelskew_plugins.runtimes.silo.flood import Flood
+from fl_labelskew_plugins.runtimes.silo.flood import MAX_LINES, Flood
 from fl_labelskew_plugins.runtimes.silo.guard import Guard, PolicyError, request_digest
 from fl_labelskew_plugins.runtimes.transport import SERVER, Kind, Manager, Message, reason, upload_meta, upload_tensors
 from fl_labelskew_plugins.runtimes.transport import upload as parse_upload
@@ -166,7 +166,8 @@ class Answers:
 
     def log_hidden_failure(self, error: Exception, answer: str) -> None:
         """Log a failure that the server must not see, and leave a device that has failed."""
-        self.silo.warn(f"{described(error)}; this silo {answer}")
+        event = f"{described(error)}; this silo {answer}"
+        self.silo.flood.print_event("failed:", event, most=MAX_LINES, print_line=self.silo.warn)
         self.silo.leave_failed_device()
 
     def to_upload(self, round: int, start: Weights, result: LocalResult) -> LocalResult:
@@ -337,7 +338,9 @@ class SiloClient(Manager):
             self.states = Versions(self.run_folder.path / "states")
             of_total = f" of {federation.num_samples}" if federation.num_samples else ""
             samples = counted(data.facts.samples, "training sample")
-            self.flood.print_event("joined:", f"{samples}{of_total}, {counted(federation.rounds, 'round')}", most=5)
+            self.flood.print_event(
+                "joined:", f"{samples}{of_total}, {counted(federation.rounds, 'round')}", most=MAX_LINES
+            )
         self.answers.open(self.session, federation)
         self._send_upload()  # it may have been lost with the connection
 

@@ -19,7 +19,7 @@ from fl_labelskew_plugins.ledgers.audit import Audit
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe import addresses, compatibility
 from fl_labelskew_plugins.runtimes.silo import streams
-from fl_labelskew_plugins.runtimes.silo.flood import Flood
+from fl_labelskew_plugins.runtimes.silo.flood import MAX_LINES, Flood
 from fl_labelskew_plugins.runtimes.silo.keys import Files, fingerprint
 from fl_labelskew_plugins.runtimes.spool import Spool
 from fl_labelskew_plugins.runtimes.transport import Kind, Message, Transport
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from fl_labelskew_plugins.runtimes.silo.certs import Revocations
 
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.2, 10.0
-MAX_LINES = 5  # of one kind per minute: a server can cause lines without end
 LOOK_S = 10.0
 FROM_SERVER = (
     *(Kind.WELCOME, Kind.TRAIN, Kind.VERDICT, Kind.TEST, Kind.FINISH, Kind.SURVEY),

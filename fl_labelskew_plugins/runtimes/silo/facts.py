@@ -293,7 +293,7 @@ def check_shared(shared: State, session: Session, *, where: str) -> None:
     parameters = {value.shape for value in session.start.values()}
     for name, value in shared.items():
         rows = value.ndim in (1, 2) and len(value) == classes and value.shape[-1] <= most
-        if not (value.numel() == 1 or rows or (name.startswith(f"{OPTIMIZER}/") and value.shape in parameters)):
+        if not (value.ndim == 0 or rows or (name.startswith(f"{OPTIMIZER}/") and value.shape in parameters)):
             what = f"{where}: the server's shared tensor {clean(name)} has the shape {list(value.shape)}"
             raise shareable(RunError(f"{what}; with noise, {classes} rows of at most {most} numbers are allowed"))
 

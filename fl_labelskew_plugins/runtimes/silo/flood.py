@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 WINDOW_S = 60.0
+MAX_LINES = 5  # of one kind per window: a server can cause lines without end
 KINDS = 10  # kinds of lines about one peer per window; further kinds are only counted
 
 

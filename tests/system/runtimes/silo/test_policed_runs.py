@@ -284,7 +284,9 @@ def test_with_noise_on_uploads_a_failed_training_looks_like_another(scene, feder
         upload = server.uploads[round]
         moved = torch.cat([(upload[f"model/{name}"] - value).flatten() for name, value in start.items()])
         assert 3.5 < float(moved.std()) < 4.5
-    said = re.findall(r"(.*); this silo uploads the weights of the server with noise in this round", process.text)
+    said = re.findall(
+        r"failed: (.*); this silo uploads the weights of the server with noise in this round", process.text
+    )
     assert len(said) == 5
     assert said[0].strip().startswith("Failing.loss (failing) raised ValueError: sample ")
     assert said[1].strip().startswith("round 3: client 0: loss term more is nan")

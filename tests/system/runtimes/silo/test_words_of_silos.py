@@ -223,7 +223,8 @@ def test_a_reported_test_in_training_depends_on_the_test_samples(tmp_path):
     [
         ("prior", (10, 64), False),
         ("optimizer/momentum", (10, 64), False),
-        ("round", (1,), False),
+        ("round", (), False),
+        ("total", (1, 1), True),
         ("prior", (4, 10), True),
         ("prior", (10, 65), True),
         ("prior", (10, 10, 10), True),
