@@ -33,7 +33,10 @@ MINUTE = 60.0
 # further lines of an event and a peer are only counted, so that no peer can fill the disk
 EVENTS_PER_MINUTE = dict.fromkeys(("connected", "left", "refused"), 60)
 MESSAGES_PER_MINUTE = 1200
-ANSWERS, ANSWERS_PER_MINUTE = ("OPENING", "UPLOAD", "TESTED", "SURVEY", "MASKED"), 60  # of a silo, for each round
+ANSWERS, ANSWERS_PER_MINUTE = (
+    ("OPENING", "UPLOAD", "TESTED", "SURVEY", "MASKED"),
+    60,
+)  # of a silo, for each round of a run
 
 
 class Audit:
@@ -50,7 +53,7 @@ class Audit:
         self._lost, self._lost_since, self._warned = 0, "", False
         self._cut: dict[str, Any] = {}
         self._seen: dict[tuple[Any, ...], list[Any]] = {}
-        self._seen_since = time.monotonic()
+        self._seen_since, self._run = time.monotonic(), ""
         self._lock, self._busy = threading.RLock(), False
 
     def open(self, folder: Path, role: str) -> None:
@@ -99,8 +102,9 @@ class Audit:
             self._write_repeated()
             while self._waiting:
                 line = self._waiting.popleft()
+                self._run = line.get("run", self._run)
                 parts = "event", "rank", "fingerprint", *(("kind", "round") if _is_answer(line) else ())
-                seen = self._seen.setdefault(tuple(map(line.get, parts)), [0, line])
+                seen = self._seen.setdefault((self._run, *map(line.get, parts)), [0, line])
                 seen[0] += 1
                 if seen[0] <= _most(line):
                     self._append(line)

@@ -129,6 +129,7 @@ class Judge:
             for name, norm in own.items():
                 others = self._others(client, name)
                 if len(others) < 2:
+                    own[name] = min(norm, ASSUMED)
                     continue
                 middle = median_high(others)
                 if norm > LARGE * middle:

@@ -196,9 +196,11 @@ def test_repeats_of_an_answer_do_not_hide_another_answer(tmp_path):
     for _ in range(1300):
         log.note("sent", rank=0, kind="UPLOAD", round=0)
     log.note("sent", rank=0, kind="UPLOAD", round=1)
+    log.note("run", run="another")
+    log.note("sent", rank=0, kind="UPLOAD", round=0)
     log.close()
     found = [content for _, _, content in audit.read(tmp_path) if content["event"] in ("sent", "repeated")]
-    assert [line["round"] for line in found] == [0] * 60 + [1, 0]
+    assert [line["round"] for line in found] == [0] * 60 + [1, 0, 0]
     assert (found[-1]["event"], found[-1]["kind"], found[-1]["times"]) == ("repeated", "UPLOAD", 1240)
 
 

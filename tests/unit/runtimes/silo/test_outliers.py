@@ -83,6 +83,10 @@ def test_in_rounds_of_two_silos_a_silo_is_compared_with_the_last_uploads_of_the_
     assert judge.add(4, {"update": 1e8})  # only 100 times its own past
     assert judge.end() == {4: "the norm of its update is 1e+08; the median of the others is 1"}
     assert judge.past[4][4] == {"update": 1000.0}
+    judge = Judge(1000, {}, 5)  # the uploads of three silos are not known yet
+    assert objections(judge, {"update": 1.0, BUFFERS: 0.0}, {"update": 1.0, BUFFERS: 8e4}) == ["", ""]
+    assert judge.end() == {}
+    assert judge.past[1][0] == {"update": 1.0, BUFFERS: 1000.0}  # so that the next limit is no higher than the first
 
 
 def test_tiny_updates_of_a_minority_do_not_exclude_honest_silos():
