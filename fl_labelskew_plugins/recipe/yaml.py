@@ -30,7 +30,7 @@ class _Loader(yaml.SafeLoader):
     pass
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]  # missing without libyaml
     def ignore_aliases(self, data: Any) -> bool:
         return True
 

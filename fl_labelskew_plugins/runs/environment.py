@@ -1,6 +1,7 @@
 """Software and hardware of a run's process."""
 
 import contextlib
+import functools
 import platform
 import resource
 import sys
@@ -16,10 +17,6 @@ PACKAGES = ("fl-labelskew-plugins", "fl-labelskew-registry", "fedml", "torch", "
 
 def environment(device: torch.device) -> dict[str, Any]:
     """All facts on which numbers may depend."""
-    versions = {}
-    for name in PACKAGES:
-        with contextlib.suppress(PackageNotFoundError):
-            versions[name] = version(name)
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
@@ -27,9 +24,18 @@ def environment(device: torch.device) -> dict[str, Any]:
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
-        "versions": versions,
+        "versions": _versions(),
         "argv": sys.argv[1:],
     }
+
+
+@functools.cache
+def _versions() -> dict[str, str]:
+    versions = {}
+    for name in PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            versions[name] = version(name)
+    return versions
 
 
 def peak_memory(device: torch.device) -> dict[str, float]:
