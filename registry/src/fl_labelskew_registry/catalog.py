@@ -53,9 +53,9 @@ def entries(kind: Kind) -> list[Entry]:
 @cache
 def _entries(installed: tuple[tuple[str, int], ...]) -> dict[str, list[Entry]]:
     # stevedore's list_entry_points loses distributions; an editable install can have two metadata folders
-    points = entry_points()
+    points, name_of = entry_points(), cache(_distribution)
     return {
-        kind: sorted({Entry(e.name, _distribution(e.dist), e.value) for e in points.select(group=namespace(kind))})
+        kind: sorted({Entry(e.name, name_of(e.dist), e.value) for e in points.select(group=namespace(kind))})
         for kind in get_args(Kind)
     }
 
