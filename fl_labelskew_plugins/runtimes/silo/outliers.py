@@ -13,7 +13,8 @@ from fl_labelskew_plugins.engine.local import LocalResult
 from fl_labelskew_plugins.runs.checkpoint import Norms
 from fl_labelskew_plugins.tensors import OPTIMIZER, Weights
 
-UPDATE, BUFFERS, MOVEMENT = "update", "buffers", "update times the optimiser's numbers"
+UPDATE, MOVEMENT = "update", "update times the optimiser's numbers"
+UNTRAINED = "tensor "  # before the name of a buffer or frozen parameter
 ROUNDS = 10  # earlier uploads of a silo with which its upload is compared
 ASSUMED = 1000.0  # smallest assumed median, if a silo has no past and too few others have uploaded
 LARGE = 30.0  # times the others' median: the server warns of the silo
@@ -25,7 +26,7 @@ def norms(
     """L2 norms of an upload of the same form as ``old``, without copying it; ``sends``: see ``Method.sends``.
 
     Returns:
-        Norms of the parameters' change (``update``), of the other tensors' change (``buffers``), of all optimiser
+        Norms of the parameters' change (``update``), of each other tensor's change (``tensor NAME``), of all optimiser
         tensors, of ``update`` times their single numbers if ``sends_change``, and of each of the method's tensors.
         Integer counts and buffers are omitted.
     """
@@ -34,7 +35,7 @@ def norms(
         trained = name in parameters
         if value.is_floating_point():
             before = None if trained and sends_change else old[name]
-            totals |= _with(totals, UPDATE if trained else BUFFERS, value, before)
+            totals |= _with(totals, UPDATE if trained else UNTRAINED + name, value, before)
     for name, value in result.contributions.items():
         if sends.get(name) != "counts" or value.is_floating_point():
             group = OPTIMIZER if name.startswith(f"{OPTIMIZER}/") else name
@@ -78,7 +79,7 @@ def _distance(value: Tensor, old: Tensor | None) -> float:
 class Judge:
     """Decides which uploads of a round are accepted, independently of their order: see docs/silo_failures.md.
 
-    Norms of 0 are not compared, except for buffers. ``ratio``: ``comm_args.max_update_ratio``; None accepts all.
+    Norms of 0 are not compared, except for buffers and frozen parameters. ``ratio``: ``comm_args.max_update_ratio``; None accepts all.
     ``past``: accepted norms, at most ``ratio`` times the others' median, updated in place. ``silos``: their number.
     """
 
@@ -161,5 +162,6 @@ class Judge:
 
 
 def _comparable(uploads: Iterable[Mapping[str, float]], name: str) -> list[float]:
-    """Norms above 0, and those of buffers that training did not change: constants and frozen parameters."""
-    return [norms.get(name, 0.0) for norms in uploads if norms.get(name) or (name == BUFFERS and norms.get(UPDATE))]
+    """Norms above 0, and those of buffers and frozen parameters that training did not change."""
+    untrained = name.startswith(UNTRAINED)
+    return [norms.get(name, 0.0) for norms in uploads if norms.get(name) or (untrained and norms.get(UPDATE))]

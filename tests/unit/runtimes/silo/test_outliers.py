@@ -5,8 +5,10 @@ import pytest
 import torch
 
 from fl_labelskew_plugins.engine.local import LocalResult
-from fl_labelskew_plugins.runtimes.silo.outliers import BUFFERS, Judge, norms
+from fl_labelskew_plugins.runtimes.silo.outliers import UNTRAINED, Judge, norms
 from fl_labelskew_plugins.tensors import PIECE
+
+MEAN = f"{UNTRAINED}mean"
 
 
 def judged(judge, round, uploads):
@@ -69,10 +71,10 @@ def test_a_silo_with_updates_far_above_the_others_is_named():
     assert objections(judge, *[{"update": norm} for norm in (1.0, 2.0, 59.0)], round=1) == [""] * 3
     assert judge.end() == {}
     assert Judge(None, {}, 3).end() == {}
-    norms = [{"update": 1.0, BUFFERS: buffers} for buffers in (0.0, 0.0, 5.0)]
-    judge = Judge(1000, {2: {0: {BUFFERS: 5.0, "update": 1.0}}}, 3)  # batch normalisation that the others have frozen
+    norms = [{"update": 1.0, MEAN: mean} for mean in (0.0, 0.0, 5.0)]
+    judge = Judge(1000, {2: {0: {MEAN: 5.0, "update": 1.0}}}, 3)  # batch normalisation that the others have frozen
     assert objections(judge, *norms, round=1) == [""] * 3
-    assert judge.end() == {2: "the norm of its buffers is 5; the median of the others is 0"}
+    assert judge.end() == {2: "the norm of its tensor mean is 5; the median of the others is 0"}
 
 
 def test_in_rounds_of_two_silos_a_silo_is_compared_with_the_last_uploads_of_the_others():
@@ -84,9 +86,9 @@ def test_in_rounds_of_two_silos_a_silo_is_compared_with_the_last_uploads_of_the_
     assert judge.end() == {4: "the norm of its update is 1e+08; the median of the others is 1"}
     assert judge.past[4][4] == {"update": 1000.0}
     judge = Judge(1000, {}, 5)  # the uploads of three silos are not known yet
-    assert objections(judge, {"update": 1.0, BUFFERS: 0.0}, {"update": 1.0, BUFFERS: 8e4}) == ["", ""]
+    assert objections(judge, {"update": 1.0, MEAN: 0.0}, {"update": 1.0, MEAN: 8e4}) == ["", ""]
     assert judge.end() == {}
-    assert judge.past[1][0] == {"update": 1.0, BUFFERS: 1000.0}  # so that the next limit is no higher than the first
+    assert judge.past[1][0] == {"update": 1.0, MEAN: 1000.0}  # so that the next limit is no higher than the first
 
 
 def test_tiny_updates_of_a_minority_do_not_exclude_honest_silos():
@@ -117,9 +119,11 @@ def test_buffers_that_training_does_not_change_must_not_change():
     """Constants and frozen parameters have norms of 0, so that 3.4e38 was compared with nothing."""
     judge = Judge(10, {}, 3)
     for round in (0, 1):
-        uploads = [{"update": 1.0, "buffers": buffers} for buffers in (0.0, 0.0, 3.4e38)]
+        uploads = [{"update": 1.0, MEAN: mean} for mean in (0.0, 0.0, 3.4e38)]
         assert [bool(line) for line in objections(judge, *uploads, round=round)] == [False, False, True]
-    uploads = {"update": 1.0, "buffers": 5.0}, {"update": 0.0, "buffers": 0.0}
+    uploads = [{"update": 1.0, MEAN: 1.0, f"{UNTRAINED}frozen.weight": frozen} for frozen in (0.0, 0.0, 0.1)]
+    assert [bool(line) for line in objections(Judge(10, {}, 3), *uploads)] == [False, False, True]
+    uploads = {"update": 1.0, MEAN: 5.0}, {"update": 0.0, MEAN: 0.0}
     assert objections(judge, *uploads, round=2)[0] != ""
     # a silo that does not train says nothing about the buffers of others
     assert objections(Judge(10, {}, 3), *uploads)[0] == ""
@@ -181,7 +185,7 @@ def test_norms_by_hand(sends_change):
     kinds = {"sums": "prototypes", "counts": "counts"}  # sums over 9 samples, over 1, and over none
     values = norms(LocalResult(upload, sent, {}, {}), old, ["w", "b"], kinds, sends_change=sends_change)
     moved = math.sqrt(4 * 49 + 9) if sends_change else 5.0  # the parameters themselves are changes
-    expected = {"update": moved, "buffers": 3.0, "optimizer": 5.0, "outputs": 2.0}
+    expected = {"update": moved, "tensor mean": 3.0, "optimizer": 5.0, "outputs": 2.0}
     expected["sums"] = 2 * math.sqrt(3 * (1 / 81 + 1 + 1))
     if sends_change:  # the only single number of the optimiser is 3
         expected["update times the optimiser's numbers"] = 3 * moved
@@ -202,5 +206,5 @@ def test_many_samples_of_one_class_do_not_hide_a_large_sum_of_another():
 def test_norms_do_not_overflow_and_read_large_tensors_in_parts():
     old = {"w": torch.full((10,), -3.4e38), "x": torch.zeros(PIECE + 3)}
     upload = {"w": torch.full((10,), 3.4e38), "x": torch.full((PIECE + 3,), 2.0)}
-    expected = {"update": 6.8e38 * math.sqrt(10), "buffers": 2 * math.sqrt(PIECE + 3)}
+    expected = {"update": 6.8e38 * math.sqrt(10), "tensor x": 2 * math.sqrt(PIECE + 3)}
     assert norms(LocalResult(upload, {}, {}, {}), old, ["w"], {}, sends_change=False) == pytest.approx(expected)
