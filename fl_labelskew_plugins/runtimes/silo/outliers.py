@@ -79,8 +79,8 @@ def _distance(value: Tensor, old: Tensor | None) -> float:
 class Judge:
     """Decides which uploads of a round are accepted, independently of their order: see docs/silo_failures.md.
 
-    Norms of 0 are not compared, except for buffers and frozen parameters. ``ratio``: ``comm_args.max_update_ratio``; None accepts all.
-    ``past``: accepted norms, at most ``ratio`` times the others' median, updated in place. ``silos``: their number.
+    Norms of 0 are not compared, except for buffers and frozen parameters. ``ratio``: ``comm_args.max_update_ratio``;
+    None accepts all. ``past``: accepted norms, bounded by :meth:`end`, updated in place. ``silos``: their number.
     """
 
     ratio: float | None

@@ -52,7 +52,7 @@ class SurveyExchange(SiloExchange):
         server, members = self.server, self.server.members
         server.wait_for_silos()
         members.begin(-1)
-        self._poll = Poll(members, sorted(members.present - members.excluded_clients), "class counts", self._answers)
+        self._poll = Poll(members, sorted(members.present), "class counts", self._answers)
         try:
             list(self._poll.take())
             server.finish(lambda client: {"meta": {"done": True}})
@@ -62,12 +62,15 @@ class SurveyExchange(SiloExchange):
 
     def on_hello(self, client: int, message: Message, *, same_process: bool) -> None:
         """Ask a silo that has not answered."""
-        if client not in self.server.members.excluded_clients and client not in self._answers:
+        if client not in self._answers:
             self.server.send(Kind.SURVEY, client + 1)
 
     def _survey(self, names: list[str]) -> Survey:
         census, classes = self.server.census, self.server.census.num_classes
-        given = {k: answer for k, answer in sorted(self._answers.items()) if answer.counts is not None}
+        refused = self.server.members.refusal_reasons
+        given = {
+            k: answer for k, answer in sorted(self._answers.items()) if answer.counts is not None and k not in refused
+        }
         counts = np.array([answer.counts for answer in given.values()], np.int64).reshape(len(given), classes)
         if not counts.any():
             raise RunError("no silo has sent class counts above 0, so there is nothing to survey")
@@ -81,14 +84,11 @@ class SurveyExchange(SiloExchange):
         )
 
     def _reason_for_silence(self, client: int) -> str:
-        members = self.server.members
-        if client in members.excluded_clients:
-            return "it is excluded"
         default = "it has not answered" if self.server.sizes[client] else "it has not connected"
         return (
             self._refusals.get(client)
             or self.server.failed.get(client)
-            or members.refusal_reasons.get(client)
+            or self.server.members.refusal_reasons.get(client)
             or default
         )
 

@@ -207,6 +207,18 @@ def test_an_invalid_answer_turns_a_silo_away(says, server):
     assert any(line.startswith("silo 1 turned away: ") and says in line for line in made.lines)
 
 
+def test_counts_of_a_silo_that_is_turned_away_later_are_not_shown(server):
+    made = server()
+    for rank in (1, 2):
+        hello(made, rank, 50)
+        gives(made, rank, [5] * 10)
+    arrives(made, Kind.FINISH, 1)
+    hello(made, 2, -1)
+    survey = made.survey([""] * 3)
+    assert survey.clients == ["silo 1"]
+    assert "samples" in survey.silent["silo 2"]
+
+
 def test_a_reconnected_silo_is_surveyed_again(server, transports):
     made = server("comm_args.min_clients=1", "train_args.client_num_in_total=3")
     made.transport.send_message = asked = Mock()
