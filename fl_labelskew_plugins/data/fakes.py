@@ -21,7 +21,7 @@ SurveyRows = list[tuple[str, str, str]]
 
 @contextmanager
 def all_or_nothing(out: Path) -> Iterator[Path]:
-    """A temporary folder that replaces ``out``. Raise LabelSkewError if that is not empty or not writable."""
+    """A temporary folder that replaces ``out``. Raise LabelSkewError if ``out`` is not empty or not writable."""
     given, out = out, Path(os.path.abspath(out))
     part = out.with_name(f"{out.name}.partial-{os.getpid()}")
     try:
@@ -30,7 +30,7 @@ def all_or_nothing(out: Path) -> Iterator[Path]:
                 raise mistake(given, "is not empty", "a new or empty folder")
             part.mkdir(parents=True)
             yield part
-            if os.path.isdir(out):  # keep the folder: it may be a current folder
+            if os.path.isdir(out):  # keep the folder: it may be the working directory of a process
                 for path in part.iterdir():
                     shutil.move(path, out)  # possibly to another disk
             else:
@@ -66,7 +66,7 @@ def write_picture(file: Path, pixels: NDArray[np.uint8]) -> None:
 
 
 def wrong(rows: Sequence[tuple[str, str, str]], *, copy: bool = False) -> SurveyRows:
-    """Rows with unexpected values; of a ``copy``, only missing files."""
+    """Rows (item, found, expected) with unexpected values; for a fake ``copy``, only missing files."""
     return [row for row in rows if row[1] == "missing" or (not copy and row[2] not in (row[1], "any"))]
 
 
@@ -79,10 +79,10 @@ def parts(
         raise mistake(f"--samples {number}", f"too few for {classes} classes", f"at least {classes * len(names)}")
     rng = seeds.numpy_generator(seed, "fake pictures")
     of_classes = patterns(classes, shape, rng)
-    others = max(number // 5, classes)
+    other_size = max(number // 5, classes)
     made = {}
     for part in names:
-        size = others if part != names[0] else number - others * (len(names) - 1)
+        size = other_size if part != names[0] else number - other_size * (len(names) - 1)
         y = rng.permutation(np.arange(size) % classes)
         made[part] = Arrays(noisy(of_classes, y, rng), y.astype(np.int64))
     return made

@@ -1,6 +1,7 @@
 """MNIST, Fashion-MNIST and EMNIST: grey images of 28x28 in IDX files.
 
-torchvision itself reads neither gzip files nor Debian's folder. Format: LeCun, Cortes, Burges, "The MNIST database".
+torchvision reads neither gzip files nor the folder of the Debian package, so we read them. Format: LeCun,
+Cortes, Burges, "The MNIST database".
 """
 
 import gzip

@@ -58,7 +58,7 @@ class Leaf(Dataset):
             if files := [folder / name for name in names if name.endswith(".json") and name[0] != "."]:
                 return files
         problem = f"no {part}/*.json in {data_dir}"
-        raise LabelSkewError(f"data set {self.name}: {problem}; LEAF writes them, from {self.source}")
+        raise LabelSkewError(f"data set {self.name}: {problem}; to write them, use {self.source}")
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:
         for part in fakes.PARTS:
@@ -81,11 +81,11 @@ class Leaf(Dataset):
             test.pop(names[k], None)
         if not test:
             raise LabelSkewError(f"data set {self.name}: the test part has no samples; add at least one")
-        numbers = {user: k for k, user in enumerate(sorted(train.keys() | test.keys()))}
+        group_of = {user: k for k, user in enumerate(sorted(train.keys() | test.keys()))}
 
         def part(users: dict[str, UserArrays]) -> Arrays:
             x, y = (np.concatenate([users[name][axis] for name in sorted(users)]) for axis in (0, 1))
-            groups = np.concatenate([np.full(len(users[name][1]), numbers[name], np.int64) for name in sorted(users)])
+            groups = np.concatenate([np.full(len(users[name][1]), group_of[name], np.int64) for name in sorted(users)])
             return Arrays(x, y, groups)
 
         return Data(part(train), part(test), list(self.class_names), self.mean, self.std, fingerprint=fingerprint)
@@ -118,7 +118,7 @@ class Leaf(Dataset):
             raise mistake(path, wrong, "lists of names and of sizes, and a mapping of the same names")
         kept: dict[str, UserArrays] = {}
         for user, size in zip(users, sizes, strict=True):
-            samples = data[str(user)]  # or an error message
+            samples = data[str(user)]  # or an error message of _converted
             if isinstance(samples, tuple) and len(samples[1]) != size:
                 samples = f"has {len(samples[1])} samples, but num_samples is {size}"
             if not isinstance(samples, tuple):
@@ -163,7 +163,7 @@ class Leaf(Dataset):
 
 
 class FEMNIST(Leaf):
-    """LEAF's FEMNIST: 62 classes, a group per writer; samples are ``(1, 28, 28)`` uint8, scaled to 0..1."""
+    """LEAF's FEMNIST: 62 classes, a group per writer; samples are ``(1, 28, 28)`` uint8, 255 for LEAF's 1.0."""
 
     name = "femnist"
     source = "LEAF, https://github.com/TalwalkarLab/leaf, data/femnist: preprocess.sh -s niid --sf 1.0 -t sample (GBs)"
@@ -172,12 +172,12 @@ class FEMNIST(Leaf):
     def samples(self, x: list[Any], y: list[Any]) -> UserArrays:
         if not y:
             return np.empty((0, 1, 28, 28), np.uint8), np.empty(0, np.int64)
-        pixels = _numbers(x, "x")
+        pixels = _numeric(x, "x")
         if pixels.ndim != 2 or pixels.shape[1] != 784:
             raise ValueError(f"has x of shape {pixels.shape} instead of ({len(y)}, 784)")
         if not (pixels.min() >= 0 and pixels.max() <= 1):  # false for NaN too
             raise ValueError(f"has pixels from {pixels.min():g} to {pixels.max():g} instead of 0 to 1")
-        labels = _numbers(y, "y")
+        labels = _numeric(y, "y")
         if labels.ndim != 1 or labels.dtype.kind != "i" or not 0 <= labels.min() <= labels.max() <= 61:
             wrong = labels[~np.isin(labels, range(62))].tolist() or labels.tolist()
             raise ValueError(f"has label {wrong[0]} instead of an integer from 0 to 61")
@@ -192,7 +192,7 @@ class FEMNIST(Leaf):
 
 
 class Shakespeare(Leaf):
-    """LEAF's Shakespeare: the next character after 80, a group per role; samples are ``(80,)`` uint8."""
+    """LEAF's Shakespeare: predict the character after 80 others, a group per role; samples are ``(80,)`` uint8."""
 
     name = "shakespeare"
     source = "LEAF, https://github.com/TalwalkarLab/leaf, data/shakespeare: preprocess.sh -s niid --sf 1.0 -t sample"
@@ -205,23 +205,23 @@ class Shakespeare(Leaf):
             wrong = [text for text in texts if not isinstance(text, str) or len(text) != length]
             if wrong:
                 raise ValueError(f"has {name} {json.dumps(wrong[0])[:40]} instead of text of length {length}")
-        return numbers(x).reshape(-1, LENGTH), numbers(y).astype(np.int64)
+        return characters(x).reshape(-1, LENGTH), characters(y).astype(np.int64)
 
     def fake_users(self, sizes: list[int], rng: np.random.Generator) -> Iterator[tuple[Sequence[Any], Sequence[Any]]]:
         words = sorted(set(SONNET.split()))
         for size in sizes:
             role = rng.choice(words, len(words) // 3, replace=False)
-            text = " " * LENGTH + " ".join(rng.choice(role, size))[:size]  # words have at least one letter
+            text = " " * LENGTH + " ".join(rng.choice(role, size))[:size]  # `size` words have at least `size` letters
             yield [text[i : i + LENGTH] for i in range(size)], text[LENGTH:]
 
 
-def numbers(texts: Iterable[str]) -> NDArray[np.uint8]:
+def characters(texts: Iterable[str]) -> NDArray[np.uint8]:
     """Character numbers of concatenated texts; 80 for characters outside LEAF's vocabulary."""
     codes = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), "<u4")
     return np.where(codes < len(_TABLE), _TABLE[np.minimum(codes, len(_TABLE) - 1)], _TABLE.dtype.type(len(LETTERS)))
 
 
-def _numbers(values: list[Any], name: str) -> NDArray[Any]:
+def _numeric(values: list[Any], name: str) -> NDArray[Any]:
     try:
         array = np.array(values)
     except ValueError:

@@ -291,7 +291,9 @@ class Table(Dataset):
             if path.suffix.lower() not in endings:
                 raise mistake("data set table", f"{path} is not a table", f"a file that ends in {few(endings)}")
         if len(paths) == 2 and paths[0] == paths[1]:
-            raise mistake("data_args.test_file", f"{paths[1]} is also the training file", "another data_args.file")
+            raise mistake(
+                "data_args.test_file", f"{paths[1]} is also the training file (data_args.file)", "two different files"
+            )
         return paths
 
     def check(self, data_dir: Path | None, *, download: bool) -> None:

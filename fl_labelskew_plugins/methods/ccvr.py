@@ -116,7 +116,9 @@ class CCVR(Method):
         means, covariances = moments(sums[held], squares[held], shared[COUNTS][held])
         names = [name for name in ("classifier.weight", "classifier.bias") if name in weights]
         if not covariances.abs().max() < LARGEST:
-            log.warn("CCVR: the covariances of the features are impossible; the classifier stays as it is")
+            log.warn(
+                "CCVR: the covariances of the features are too large or not numbers; the classifier stays as it is"
+            )
             return weights
         drawn = virtual_features(means, covariances, self.params.virtual, server.generator)
         features = drawn.flatten(0, 1).to(weights[names[0]])

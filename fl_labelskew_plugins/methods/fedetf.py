@@ -21,7 +21,7 @@ PROJECTION = "projection"
 
 
 def simplex_etf(num_classes: int, dimensions: int) -> Tensor:
-    r"""Simplex equiangular tight frame: unit vectors of the classes with equal and largest pairwise angles.
+    r"""Simplex equiangular tight frame: a unit vector for each class, with equal angles that are as large as possible.
 
     .. math:: V = \sqrt{\frac{C}{C - 1}} \, \left(I - \frac{1}{C} 1 1^\top\right) P^\top
 
@@ -65,8 +65,8 @@ class FedETF(Method):
     .. math::
         \mathcal{L} = \text{CE}(\hat z + \ln n, y), \quad \hat z = s \, V \frac{u}{\lVert u \rVert}, \quad u = A h + b
 
-    in which classes without samples do not take part. The class with the largest ``z`` is also that of the linear
-    classifier with weights ``s V A`` and bias ``s V b``. These are set in the server's model and, for its test, in a
+    in which classes without samples do not take part. A linear classifier with weights ``s V A`` and bias ``s V b``
+    predicts the class of the largest ``\hat z``, too. These are set in the server's model and, for its test, in a
     client's own model.
     """
 

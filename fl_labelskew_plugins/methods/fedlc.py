@@ -32,7 +32,7 @@ def calibrated_logits(logits: Tensor, counts: Tensor, *, tau: float, missing: Mi
     check_choice("missing", missing, ("one", "mask"))
     check_per_class("counts", counts, logits)
     if tau != 0:
-        # a missing class counts as one sample: 0 ** -0.25 is infinite, and 0 * inf is NaN
+        # count a missing class as one sample, because 0 ** -0.25 is infinite
         present = counts.masked_fill(counts <= 0, 1).to(full(logits.new_empty(0)).dtype)
         logits = logits - tau * present.pow(-0.25)
     if missing == "mask":
@@ -66,8 +66,8 @@ def others_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 class FedLC(Method):
     r"""Logits calibration in local training.
 
-    Equation 7, with the counts of the client's own training set. The difference between the terms of two classes is the
-    margin of equation 6.
+    Equation 7, with the counts of the client's own training set. The difference of ``tau n_c^{-1/4}`` between two
+    classes is their margin in equation 6.
 
     .. math:: \mathcal{L} = -\log \frac{\exp(z_y - \tau \, n_y^{-1/4})}{\sum_c \exp(z_c - \tau \, n_c^{-1/4})}
 

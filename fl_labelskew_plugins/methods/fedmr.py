@@ -89,8 +89,7 @@ def intra_class_loss(
         if not features.requires_grad:
             return value
         # the gradient goes through zhat, then through the standard deviation. The mean contributes 0, because the
-        # columns of the masked product sum to 0 in each class. The diagonal's gradient also goes through the standard
-        # deviation.
+        # columns of the masked product sum to 0 in each class. The diagonal depends on the standard deviation, too.
         slope = masked.mm(zhat)
         factor = member.mm(per_class.mm(slope * zhat) / m + diagonal * (eps / raised))
         gradient = torch.addcmul(slope, zhat, factor, value=-1) * (inverse_std * (4 * weight))
@@ -195,7 +194,7 @@ class FedMR(Method):
         return bool(self.params.mu2 > 0 and self.params.lite != 0)
 
     def shares(self, client: ClientView) -> bool:
-        """Whether this client is in the random, constant set of clients that submit prototypes (table 5)."""
+        """Whether this client submits prototypes: a random set of clients does, the same in all rounds (table 5)."""
         fraction, run = self.params.share_prototypes, client.federation
         if fraction >= 1 or not self.inter:
             return self.inter
@@ -263,5 +262,6 @@ class FedMR(Method):
 
     def warnings(self, federation: Federation) -> list[str]:
         if self.params.scale == "paper" and self.params.mu1 > 1e-4:
-            return [f"mu1 {self.params.mu1:g} with scale: paper drove training to chance; use 1e-4 or less"]
+            measured = "in our runs, the accuracy fell to that of chance"
+            return [f"mu1 {self.params.mu1:g} is too large with scale: paper: {measured}; use 1e-4 or less"]
         return []

@@ -2,7 +2,8 @@
 
 The generic predictor uses the balanced softmax of Ren et al. (NeurIPS 2020, https://arxiv.org/abs/2007.10740). The
 gradient of the personalised one does not reach the generic part. The personalised model has both heads merged.
-``missing: mask`` is the limit of the formula for a class without samples, also with ``gamma = 0``.
+``missing: mask`` sets the logits of classes without samples to minus infinity, the limit of ``gamma log n`` for
+``n`` to 0. It also does this with ``gamma = 0``.
 """
 
 from collections.abc import Mapping, Sequence

@@ -24,8 +24,8 @@ def private_update(
     .. math:: \Delta \leftarrow \min(L, \lVert\Delta\rVert) \, \Delta / \lVert\Delta\rVert + \mathcal N(0, \sigma^2 I)
 
     The norm is over all floating-point tensors; others are unchanged. Values with noise are rounded, see
-    :func:`.ops.on_grid`. Batch normalisation's running variance gets noise too; the caller must keep its sum with the
-    start weights non-negative.
+    :func:`.ops.on_grid`. Batch normalisation's running variance gets noise too; the caller must make
+    sure that start and update together give no negative variance.
 
     Args:
         update: upload minus the start of the round.
@@ -92,12 +92,18 @@ class FedRS(Method):
 
     class Params(params.Params):
         alpha: float = Field(0.5, ge=0, le=1, description="factor on the logits of missing classes; 1: plain softmax")
-        min_count: int = Field(1, ge=1, description="a class with fewer samples is missing (FEMNIST 2, Shakespeare 20)")
+        min_count: int = Field(
+            1, ge=1, description="a class with fewer samples is missing (paper: FEMNIST 2, Shakespeare 20)"
+        )
         scaling: Scaling = Field(
             "indicator", description="indicator: eq. 8; proportional: alpha + (1 - alpha) n_c / max n (authors' code)"
         )
-        upload_clip: float | None = Field(None, gt=0, description="private upload: largest norm L of an update (20)")
-        upload_sigma: float | None = Field(None, gt=0, description="private upload: std of the noise per value (0.1)")
+        upload_clip: float | None = Field(
+            None, gt=0, description="private upload: largest norm L of an update (paper: 20)"
+        )
+        upload_sigma: float | None = Field(
+            None, gt=0, description="private upload: std of the noise per value (paper: 0.1)"
+        )
         upload_delta: float | None = Field(
             None, gt=0, lt=1, description="private upload: delta of the reported bound; default 0.01"
         )

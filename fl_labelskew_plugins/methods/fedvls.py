@@ -42,7 +42,7 @@ def vacant_class_distillation(logits: Tensor, teacher: Tensor, vacant: Tensor) -
 
 
 def logit_suppression(logits: Tensor, labels: Tensor, counts: Tensor, *, form: Form = "code") -> Tensor:
-    r"""Logarithm of each class's mean exponential in samples of other classes (algorithm 1, lines 16 and 17).
+    r"""Lower each class's logit in samples of other classes (algorithm 1, lines 16 and 17).
 
     .. math:: \text{paper: } \sum_c p_c \log \frac1B \sum_{n: y_n \ne c} e^{z_{n,c}} \qquad
         \text{code: } \sum_c p_c \log \frac1B \Bigl( \sum_{n: y_n \ne c} \frac{e^{z_{n,c}}}{C p_c}
@@ -89,7 +89,7 @@ class FedVLS(Method):
     .. math:: \mathcal{L}_{dis} = \frac1B \sum_{i=1}^{B} \sum_{o \in O} q^g_{i,o} \log \frac{q^g_{i,o}}{q_{i,o}}
 
     The suppression lowers the logit of each class in the samples of other classes (lines 16 and 17). It is shown with
-    ``form: paper``. Line 18 is the sum, with ``w`` 1:
+    ``form: paper``. Line 18 is the sum, with ``w = 1``:
 
     .. math::
         \mathcal{L}_{logit} = \sum_c p_c \log \frac1B \sum_{i: y_i \ne c} \exp(z_{i,c}), \quad
@@ -102,7 +102,7 @@ class FedVLS(Method):
         lam: float = Field(0.1, ge=0, description="weight of the distillation (authors' README: 0.1)")
         suppression: float = Field(0.005, ge=0, description="weight w of the suppression (paper: 1)")
         form: Form = Field(
-            "code", description="suppression: code: label logits count as exp(0); paper: they do not, no lower bound"
+            "code", description="suppression: paper: without the label's logit, unbounded; code: it counts as exp(0)"
         )
         calibration: Literal["prior", "none"] = Field(
             "prior", description="cross-entropy: prior: weighted by class shares (line 14); none: plain"
@@ -141,9 +141,11 @@ class FedVLS(Method):
         if p.calibration == "none":
             lines.append("calibration: none is plain cross-entropy; line 14 weights each class by its share")
         if p.suppression not in (0, 1):
-            lines.append(f"suppression: {p.suppression:g} is a weight; line 18 has none, the authors' code 0.005")
+            lines.append(
+                f"suppression has the weight {p.suppression:g}; line 18 has no weight, the authors' code has 0.005"
+            )
         if p.suppression > 0 and p.form == "code":
-            lines.append("form: code counts a sample of the class itself as exp(0), after a shift; line 16 omits it")
+            lines.append("form: code shifts the logits, and samples of the class count as exp(0); line 16 omits them")
         return lines
 
     def warnings(self, federation: Federation) -> list[str]:

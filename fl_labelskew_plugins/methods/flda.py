@@ -1,7 +1,8 @@
 """FLDA: Private Federated Learning with Domain Adaptation.
 
-The gate starts at one half, and the private network is the same for all clients. With ``private_start: general``, both
-networks stay equal in a client's first round and the gate does not change: its gradient is their difference.
+The gate starts at one half, and the private network with the same weights at all clients. With ``private_start:
+general``, both networks stay equal in a client's first round, and the gate does not change, because its gradient is
+their difference.
 """
 
 import math
@@ -20,7 +21,7 @@ from fl_labelskew_plugins.ops import check_choice, frozen_model, full, keep_priv
 Mixture = Literal["logits", "probabilities"]
 Start = Literal["random", "general"]
 PRIVATE, GATE = "private.", "gate"
-EXPERT, GATE_NOW = "flda.private", "flda.gate"
+EXPERT, GATE_NOW = "flda.private", "flda.gate"  # the private network and gate of this round
 
 
 def mixed(general: Tensor, private: Tensor, score: Tensor, *, mixture: Mixture = "logits") -> Tensor:
@@ -77,7 +78,7 @@ class FLDA(Method):
         if kept is None and self.params.private_start == "random":
             assert client.fresh is not None
             kept = dict(client.fresh())
-        expert = frozen_model(client, kept)
+        expert = frozen_model(client, kept)  # trained below
         for private, shared in zip(expert.parameters(), client.model.parameters(), strict=True):
             private.requires_grad_(shared.requires_grad)
         client.scratch[EXPERT] = expert

@@ -38,12 +38,12 @@ def check() -> str:
         use = "srun --mpi=pmix, or srun with one task; this program then starts the ranks with mpirun"
         raise mistake("comm_args.backend", what, use)
     mpirun = shutil.which("mpirun")
-    needs, install = "comm_args.backend: MPI needs", f"to install it: {OPEN_MPI}"
+    needs, install = "comm_args.backend: MPI needs", f"to install Open MPI: {OPEN_MPI}"
     if mpirun is None:
         raise LabelSkewError(f"{needs} mpirun on PATH, which is missing; {install}")
     version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False).stdout
     if "Open MPI" not in version:
-        raise LabelSkewError(f"{needs} Open MPI, and {mpirun} is another MPI; {install}")
+        raise LabelSkewError(f"{needs} Open MPI, but {mpirun} is from another MPI; {install}")
     return mpirun
 
 

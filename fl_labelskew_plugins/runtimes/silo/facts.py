@@ -29,6 +29,7 @@ from fl_labelskew_plugins.tensors import OPTIMIZER, State
 
 MAX_SAMPLES = 10**12
 MAX_CHANNELS = 2**15  # with sums of samples
+MAX_SHARED = 20  # shared tensors of all methods of a run together, with noise
 
 
 @dataclass(frozen=True)
@@ -286,8 +287,11 @@ def check_shared(shared: State, session: Session, *, where: str) -> None:
     """Raise RunError unless each shared tensor has one number, one row per class, or the shape of a parameter.
 
     With fewer rows, training fails only at silos that have a certain class. With long rows, it needs much memory only
-    at the others, so a silo that runs out of memory would show its classes.
+    at the others, so a silo that runs out of memory would show its classes. Many tensors make training longer.
     """
+    if len(shared) > (most := len(session.start) + MAX_SHARED):
+        what = f"{where}: the server sends {len(shared)} shared tensors"
+        raise shareable(RunError(f"{what}; with noise, at most {most} are allowed"))
     classes = session.federation.num_classes
     most = max(classes, session.federation.num_features)
     parameters = {value.shape for value in session.start.values()}

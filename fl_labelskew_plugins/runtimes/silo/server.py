@@ -278,7 +278,7 @@ class Uploads(SiloExchange):
         members = self.server.members
         del self._poll.answers[client], self._taken[client]
         limit, key = f"more than {self._comm.max_update_ratio:g} times the median", "(comm_args.max_update_ratio)"
-        members.warn(f"{members.where}: upload of silo {client + 1} refused: {objection}; the norm is {limit} {key}")
+        members.warn(f"{members.where}: upload of silo {client + 1} refused: {objection}; this is {limit} {key}")
         text = f"a norm of the upload is {limit} of the other uploads and of this silo's earlier ones {key}"
         self.server.send(Kind.VERDICT, client + 1, round=members.round, meta={"taken": False, "reason": text})
         return True

@@ -8,7 +8,7 @@ import pytest
 from datasets import load, load_test
 from error_messages import message
 
-from fl_labelskew_plugins.data.leaf import FEMNIST, LETTERS, Shakespeare, numbers
+from fl_labelskew_plugins.data.leaf import FEMNIST, LETTERS, Shakespeare, characters
 from fl_labelskew_plugins.partition.clients import divide
 from fl_labelskew_plugins.partition.natural import Natural
 
@@ -86,8 +86,8 @@ def test_shakespeare(tmp_path):
 def test_vocabulary_is_leafs():
     assert len(LETTERS) == len(set(LETTERS)) == 80
     assert set(string.ascii_letters + string.digits) < set(LETTERS)
-    assert numbers(["\n a", "}~\x7f\x80é🎭"]).tolist() == [0, 1, LETTERS.index("a"), 79, *[80] * 5]
-    assert numbers([]).tolist() == []
+    assert characters(["\n a", "}~\x7f\x80é🎭"]).tolist() == [0, 1, LETTERS.index("a"), 79, *[80] * 5]
+    assert characters([]).tolist() == []
 
 
 def test_the_seed_draws_users(tmp_path):
@@ -111,7 +111,7 @@ def test_missing_folders(tmp_path):
     plugin = Shakespeare(Shakespeare.Params())
     line = "data_cache_dir is not set; set it to LEAF's folder with train/"
     assert line in message(lambda: plugin.check(None, download=False))
-    line = f"data set shakespeare: no train/*.json in {tmp_path}; LEAF writes them"
+    line = f"data set shakespeare: no train/*.json in {tmp_path}; to write them, use LEAF, "
     assert message(lambda: plugin.check(tmp_path, download=True)).startswith(line)
     write(tmp_path, "train", {"B": ([text("x")], ["e"])})
     assert "no test/*.json" in message(lambda: plugin.check(tmp_path, download=False))

@@ -251,7 +251,7 @@ def test_choice_of_the_table_file(tmp_path):
     (tmp_path / "c.xlsx").touch()
     assert "c.xlsx is not a table; use a file that ends in .csv, " in message(lambda: load(tmp_path, file="c.xlsx"))
     line = message(lambda: load(tmp_path, file="a.csv", test_file="a.csv"))
-    assert line.endswith("is also the training file; use another data_args.file")
+    assert line.endswith("is also the training file (data_args.file); use two different files")
 
 
 def test_a_table_that_does_not_fit_is_not_read(tmp_path, monkeypatch):

@@ -60,7 +60,11 @@ AS_PRINTED = {"scale": "paper", "negatives": "observed"}
         ("fedshift", {"count_noise": 1.0}, ["count_noise: the prior comes from noisy class counts"]),
         ("fedvls", {"suppression": 1.0, "form": "paper"}, []),
         ("fedvls", {"suppression": 0.0}, []),
-        ("fedvls", {"calibration": "none"}, ["calibration: none is plain cross-entropy", "suppression:", "form: code"]),
+        (
+            "fedvls",
+            {"calibration": "none"},
+            ["calibration: none is plain cross-entropy", "suppression has the weight", "form: code"],
+        ),
         ("flda", {}, ["the gate is linear in the general model's features", "mixture: logits mixes logits"]),
         ("flda", {"general_share": 0.5, "mixture": "probabilities"}, ["general_share: a fixed share replaces"]),
         ("map", {"mu0": 0.0}, []),

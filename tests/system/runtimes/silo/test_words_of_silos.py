@@ -241,6 +241,18 @@ def test_with_noise_shared_tensors_of_a_wrong_shape_are_refused_before_training(
     assert line == (f"{what}; with noise, 10 rows of at most 64 numbers are allowed" if refused else None)
 
 
+@pytest.mark.parametrize("refused", [False, True])
+def test_with_noise_many_shared_tensors_are_refused(refused, tmp_path):
+    """They make each batch take longer, so that the end of a training is visible to the server."""
+    client = silo(tmp_path, "method_args.method=fedrs", "method_args.upload_clip=1", "method_args.upload_sigma=1")
+    assert failure(client, good(Kind.WELCOME, 0, meta=client.welcome)) is None
+    most = len(client.session.start) + 20
+    shared = {f"shared/{i}": torch.ones(10) for i in range(most + refused)}
+    line = failure(client, good(Kind.TRAIN, 0, 0, TRAIN, MODEL | shared))
+    text = f"round 1: the server sends {most + 1} shared tensors; with noise, at most {most} are allowed"
+    assert line == (text if refused else None)
+
+
 def test_many_names_of_runs_create_no_folders(client, tmp_path):
     before = sorted(tmp_path.rglob("*"))
     for number in range(50):
