@@ -158,7 +158,7 @@ class Answers:
         """Charge a new answer to a repeated request, and return the seed of its noise."""
         silo, again = self.silo, secrets.token_hex(16)
         what = "the server repeats an earlier request; policy and privacy budget count the new answer"
-        silo.flood.print_event(f"round {round + 1}:", what)
+        silo.flood.print_event("round", f"{round + 1}: {what}", most=MAX_LINES)
         if silo.guard is not None:
             silo.guard.count_answer(silo.run_name, round, silo.answer_digest(again))
         self.charge(again, round)
@@ -548,8 +548,8 @@ class SiloClient(Manager):
             if self.ledger is not None:
                 self.ledger.spend(self.revealed().test, answer, run=self.run_name, round=round)
         except (PolicyError, SpentError) as error:
-            refusal = f"the test result is not sent: {error}"
-            self.flood.print_event(f"round {round + 1}:", refusal, print_line=self.warn)
+            refusal = f"{round + 1}: the test result is not sent: {error}"
+            self.flood.print_event("round", refusal, most=MAX_LINES, print_line=self.warn)
             return False
         return True
 
@@ -563,8 +563,8 @@ class SiloClient(Manager):
             return
         self.upload, self._round = None, -1  # so that HELLO does not announce this upload
         if not message.meta.get("taken"):
-            event = f"the server did not use this silo's upload: {reason(message)}"
-            self.flood.print_event(f"round {round + 1}:", event, print_line=self.warn)
+            event = f"{round + 1}: the server did not use this silo's upload: {reason(message)}"
+            self.flood.print_event("round", event, most=MAX_LINES, print_line=self.warn)
         self.answers.handle_verdict()
 
     def _finish(self, message: Message) -> None:

@@ -109,8 +109,7 @@ class Judge:
         """Reason to refuse an upload, if any, after all have been added."""
         for name, norm in self._now[client].items():
             before, others = self._before(client, name), self._others(client, name)
-            minority = (len(self._now) - 1) // 2  # if few silos send a tensor, a minority may be most of them
-            assumed = not before and len(others) < max(2, 2 * minority)
+            assumed = not before and self._too_few(others)
             limits = [max([ASSUMED, *others])] if assumed else others
             if norm and norm > max(self._most(before, median), self._most(limits, median_high)):
                 medians = [f"{median_high(others):.3g} for the others"] if others and not assumed else []
@@ -129,7 +128,7 @@ class Judge:
             own = self.past[client][self._round]
             for name, norm in own.items():
                 others = self._others(client, name)
-                if len(others) < 2:
+                if self._too_few(others):
                     own[name] = min(norm, ASSUMED)
                     continue
                 middle = median_high(others)
@@ -141,6 +140,10 @@ class Judge:
 
     def _accept(self, client: int) -> None:
         self.past.setdefault(client, {})[self._round] = self._now[client]
+
+    def _too_few(self, others: list[float]) -> bool:
+        """Whether a minority of the silos may be most of ``others``, as when few silos send a tensor."""
+        return len(others) < max(2, 2 * ((len(self._now) - 1) // 2))
 
     def _most(self, norms: list[float], middle: Callable[[list[float]], float]) -> float:
         if self.ratio is None:
