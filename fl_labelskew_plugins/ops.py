@@ -16,6 +16,7 @@ from fl_labelskew_registry.contracts import Batch, ClientView, Federation, Local
 from torch import Tensor, nn
 
 Scaling = Literal["indicator", "proportional"]
+Missing = Literal["one", "mask"]  # logits of classes without samples
 
 
 def full(tensor: Tensor) -> Tensor:

@@ -13,8 +13,8 @@ from fl_labelskew_plugins import plots, seeds
 from fl_labelskew_plugins.engine.local import LocalTrainer
 from fl_labelskew_plugins.tensors import Weights
 
-Rounds = dict[int, list[float]]  # round, from 1, to values, such as one per client
-Curves = dict[str, dict[str, Rounds]]  # axis label to line label to values
+RoundValues = dict[int, list[float]]  # round, from 1, to values, such as one per client
+Curves = dict[str, dict[str, RoundValues]]  # axis label to line label to values
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,9 @@ class Diagnostic:
         plots.charts(settings, self.picture, methods=one_colour_each, log=self.log, over="clients")
 
 
-def by_round(lines: Sequence[dict[str, Any]], name: str) -> Rounds:
+def by_round(lines: Sequence[dict[str, Any]], name: str) -> RoundValues:
     """All values of a number."""
-    rounds: Rounds = {}
+    rounds: RoundValues = {}
     for line in lines:
         if line.get(name) is not None:
             rounds.setdefault(line["round"] + 1, []).append(line[name])

@@ -14,7 +14,7 @@ from fl_labelskew_plugins import plots
 from fl_labelskew_plugins.diagnostics.base import (
     Curves,
     Diagnostic,
-    Rounds,
+    RoundValues,
     RunInfo,
     by_round,
     some_test_samples,
@@ -64,7 +64,7 @@ class ClassAccuracy(Diagnostic):
 
     @classmethod
     def curves(cls, lines: Sequence[dict[str, Any]]) -> Curves:
-        kinds: dict[str, Rounds] = {label: {} for label in KINDS}
+        kinds: dict[str, RoundValues] = {label: {} for label in KINDS}
         for label, rounds in kinds.items():
             for line in lines:
                 recalls = _percent(line, label)

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from fl_labelskew_plugins.tensors import State, save_atomic
 
-Key = tuple[int, int]  # a client and the round that wrote its state
+StateKey = tuple[int, int]  # a client and the round that wrote its state
 
 
 class StateStore:
@@ -37,7 +37,7 @@ class StateStore:
         """Superseded states that checkpoints refer to."""
         self._pending: dict[int, int] = {}
         self._selected: list[int] = []
-        self._unsynced: set[Key] = set()
+        self._unsynced: set[StateKey] = set()
         """States that a power failure may still erase."""
         wanted = {self._file(key) for kept in self._kept for key in kept.items()}
         for file in folder.glob("*.safetensors*"):  # leftovers of a killed process
@@ -105,7 +105,7 @@ class StateStore:
             self._file(key).unlink(missing_ok=True)
         self._replaced -= unneeded
 
-    def _file(self, key: Key) -> Path:
+    def _file(self, key: StateKey) -> Path:
         return self.folder / f"client{key[0]:06d}-round{key[1]:06d}.safetensors"
 
 

@@ -22,7 +22,7 @@ from fl_labelskew_plugins.engine.augment import Augment
 from fl_labelskew_plugins.machine.signals import blocked, end_with_parent
 
 Part = TypeVar("Part", Tensor, slice, Tensor | slice)
-Key = tuple[int, int, int | None]  # number of a part, index of a sample, and the seed of its augmentation
+SampleKey = tuple[int, int, int | None]  # number of a part, index of a sample, and the seed of its augmentation
 
 
 class Samples:
@@ -79,7 +79,7 @@ class Streamed:
         waiting: deque[Part] = deque()
         every, part = range(len(self.y)), self._part
 
-        def plan() -> Iterator[list[Key]]:
+        def plan() -> Iterator[list[SampleKey]]:
             place = 0
             for index in batches:
                 waiting.append(index)
@@ -97,7 +97,7 @@ class Decoder(torch.utils.data.Dataset[Tensor | LabelSkewError]):
     def __init__(self, parts: Sequence[Images]) -> None:
         self.parts = list(parts)
 
-    def __getitem__(self, key: Key) -> Tensor | LabelSkewError:
+    def __getitem__(self, key: SampleKey) -> Tensor | LabelSkewError:
         part, row, seed = key
         images = self.parts[part]
         try:
@@ -114,9 +114,9 @@ class Plan:
     """The loader's current batches."""
 
     def __init__(self) -> None:
-        self.batches: Iterator[list[Key]] = iter(())
+        self.batches: Iterator[list[SampleKey]] = iter(())
 
-    def __iter__(self) -> Iterator[list[Key]]:
+    def __iter__(self) -> Iterator[list[SampleKey]]:
         return self.batches
 
 
@@ -132,7 +132,7 @@ class Reader:
         self._plan = Plan()
         self._loader: torch.utils.data.DataLoader[Any] | None = None
 
-    def read(self, batches: Iterator[list[Key]]) -> Iterator[Tensor]:
+    def read(self, batches: Iterator[list[SampleKey]]) -> Iterator[Tensor]:
         """Batches ``(B, C, H, W)`` uint8; raise RunError if a worker has ended, LabelSkewError for an invalid image."""
         self._plan.batches = batches
         if self._loader is None:

@@ -8,9 +8,7 @@ from pydantic import Field
 from torch import Tensor
 
 from fl_labelskew_plugins import params
-from fl_labelskew_plugins.ops import check_choice, check_per_class, full, on_device
-
-Missing = Literal["one", "mask"]
+from fl_labelskew_plugins.ops import Missing, check_choice, check_per_class, full, on_device
 
 
 def calibrated_logits(logits: Tensor, counts: Tensor, *, tau: float, missing: Missing = "one") -> Tensor:

@@ -7,7 +7,7 @@ gradient of the personalised one does not reach the generic part. The personalis
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, cast
+from typing import cast
 
 import torch
 from fl_labelskew_registry.contracts import Batch, ClientView, Method
@@ -16,12 +16,18 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fl_labelskew_plugins import params
-from fl_labelskew_plugins.ops import check_choice, check_per_class, full, keep_private, on_device, private_model
+from fl_labelskew_plugins.ops import (
+    Missing,
+    check_choice,
+    check_per_class,
+    full,
+    keep_private,
+    on_device,
+    private_model,
+)
 
 HEAD = "fedrod.head."
 MODEL = "fedrod.model."
-
-Missing = Literal["one", "mask"]
 
 
 def balanced_logits(logits: Tensor, counts: Tensor, *, gamma: float = 1.0, missing: Missing = "one") -> Tensor:

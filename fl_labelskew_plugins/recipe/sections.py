@@ -11,6 +11,7 @@ from pydantic import (
     AfterValidator,
     ConfigDict,
     Field,
+    PositiveFloat,
     SerializerFunctionWrapHandler,
     ValidationInfo,
     field_validator,
@@ -515,7 +516,6 @@ class Expected(Params):
 
 ACCOUNT = "account.json"
 Sent = Literal["weights", "prototypes", "counts", "moments", "measures", "optimizer", "other"]
-Scale = Annotated[float, Field(gt=0)]
 
 
 class LeastNoise(Params):
@@ -528,10 +528,12 @@ class LeastNoise(Params):
 class NoiseAtLeast(Params):
     """Minimum noise that a recipe must have, by kind; a missing key sets no minimum."""
 
-    count_noise: Scale | LeastNoise | None = Field(None, description="scale, on class counts")
-    upload_sigma: Scale | LeastNoise | None = Field(None, description="standard deviation, on weights")
-    dp: Scale | LeastNoise | None = Field(None, description="scale of FedML's noise on weights (dp_args)")
-    noise_multiplier: Scale | LeastNoise | None = Field(None, description="noise_multiplier of sums (privacy_args)")
+    count_noise: PositiveFloat | LeastNoise | None = Field(None, description="scale, on class counts")
+    upload_sigma: PositiveFloat | LeastNoise | None = Field(None, description="standard deviation, on weights")
+    dp: PositiveFloat | LeastNoise | None = Field(None, description="scale of FedML's noise on weights (dp_args)")
+    noise_multiplier: PositiveFloat | LeastNoise | None = Field(
+        None, description="noise_multiplier of sums (privacy_args)"
+    )
 
 
 class Policy(Params):

@@ -221,8 +221,8 @@ class Uploads(SiloExchange):
             yield client, result
             del result
         self._warn_of_declared(declared)
-        for client, large in self._judge.end().items():
-            text = f"{members.where}: silo {client + 1}: {large}; if the accuracy falls, exclude this silo"
+        for client, found in self._judge.end().items():
+            text = f"{members.where}: silo {client + 1}: {found}; if the accuracy falls, exclude this silo"
             self.server.warn_once(client, text, "large")
         self.close()
         self.server.transport.audit.sync()
