@@ -1,0 +1,1 @@
+"""Federations on Flower (backend ``Flower``), without FedML. Only this package imports flwr."""
