@@ -86,8 +86,8 @@ class GridTransport(Transport):
         for node in sorted(self._nodes - busy):
             if time.monotonic() < self._not_before.get(node, 0.0):
                 continue
-            if node in self._ranks and not self._waiting[node]:
-                continue
+            if node in self._ranks and all(message.kind == Kind.VERDICT for message in self._waiting[node]):
+                continue  # a verdict goes with the next request, because each Flower message may start a process
             ready.append(node)
         for node in ready:
             messages, self._waiting[node] = self._waiting[node], []
@@ -122,6 +122,8 @@ class GridTransport(Transport):
             self.audit.note("connected", rank=arrived.sender, peer=str(node))
         self.audit.note("received", rank=arrived.sender, peer=str(node), **facts)
         self.arrived.put(arrived)
+        if arrived.kind == Kind.FAILED:
+            self._not_before[node] = time.monotonic() + AGAIN_S
 
     def _admit(self, node: int, header: Header) -> None:
         if header.kind not in FROM_SILOS or header.receiver != SERVER:
@@ -129,7 +131,7 @@ class GridTransport(Transport):
         known = self._ranks.get(node)
         if not 1 <= header.sender <= self.silos or (known or header.sender) != header.sender:
             raise streams.RefusedError(f"claims to be silo {header.sender}")
-        if known is None and header.kind != Kind.HELLO:
+        if known is None and header.kind not in (Kind.HELLO, Kind.FAILED):
             raise WireError(f"{Kind(header.kind).name} before HELLO")
         streams.bound(header, self.limits)
 

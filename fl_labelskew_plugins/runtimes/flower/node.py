@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from fl_labelskew_registry import LabelSkewError
 from flwr.app import ConfigRecord, Context
 from flwr.app import Message as FlowerMessage
 
@@ -70,10 +71,15 @@ def answer(recipe: Recipe, message: FlowerMessage, context: Context, *, rank: in
         audit = Audit(digests=recipe.comm.audit_digests)
         try:
             audit.open(folder, keys.silo_name(rank))
-            return FlowerMessage(parcels.parcel(_answers(recipe, message, context, rank, folder, audit)), reply_to=message)
+            answers = _answers(recipe, message, context, rank, folder, audit)
+        except LabelSkewError as error:
+            log.warn(f"silo {rank}: {error}")
+            cause = {"reason": error.public or "its own log has the reason"}
+            answers = [parcels.packed(Message(Kind.FAILED, rank, SERVER, meta=cause))]
         finally:
             audit.close()
             home.release()
+    return FlowerMessage(parcels.parcel(answers), reply_to=message)
 
 
 def _answers(
