@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from fl_labelskew_registry import LabelSkewError, mistake
+from fl_labelskew_registry import mistake
 from flwr.app import Context
 from flwr.app import Message as FlowerMessage
 from flwr.clientapp import ClientApp

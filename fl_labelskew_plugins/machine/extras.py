@@ -33,4 +33,8 @@ def install(extra: str) -> str:
         marker = requirement.marker
         if marker is not None and marker.evaluate({"extra": extra}) and not marker.evaluate({"extra": ""}):
             bounds.setdefault(requirement.name, requirement).specifier &= requirement.specifier
-    return " ".join(["pip install", *(shlex.quote(f"{name}{r.specifier}") for name, r in sorted(bounds.items()))])
+    wanted = [
+        f"{name}[{','.join(sorted(r.extras))}]{r.specifier}" if r.extras else f"{name}{r.specifier}"
+        for name, r in sorted(bounds.items())
+    ]
+    return shlex.join(["pip", "install", *wanted])

@@ -1,6 +1,7 @@
 """Compatible methods and optimisers, and features that need FedML."""
 
 import os
+import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from typing import Any
@@ -20,7 +21,9 @@ def check_extras(recipe: Recipe) -> None:
     if comm.over_mpi:
         library = f"; it also needs Open MPI: {extras.OPEN_MPI}"
         extras.load("mpi", "mpi4py", what="comm_args.backend: MPI", otherwise=library)
-    if recipe.common.across_silos:
+    if comm.over_flower:
+        flower()
+    elif recipe.common.across_silos:
         grpc()
         if comm.certs is not None:
             extras.load("grpc", "cryptography", what="comm_args.certs")
@@ -28,6 +31,17 @@ def check_extras(recipe: Recipe) -> None:
             extras.load("grpc", "Crypto", what="comm_args.secure_aggregation")
     if recipe.privacy.budget is not None:
         extras.load("privacy", "dp_accounting", what="privacy_args.budget")
+
+
+def flower() -> None:
+    """Raise LabelSkewError without flwr, which excludes FedML."""
+    what = "comm_args.backend: Flower"
+    if sys.version_info < (3, 11):
+        raise mistake(what, f"needs Python 3.11 or later, and this is {sys.version.split()[0]}", "a later Python")
+    if find_spec("flwr") is None and host_installed():
+        problem = "flwr is not installed, and excludes FedML: they need different versions of protobuf"
+        raise mistake(what, problem, "an environment without FedML (docs/flower.md)")
+    extras.load("flower", "flwr", "ray", what=what)
 
 
 def grpc() -> Any:
@@ -117,6 +131,11 @@ def hosted(recipe: Recipe, host: str | None, before: str | None = None) -> Recip
     if host not in (None, "fedml", "none"):
         raise mistake(f"host {clean(host)}", "is unknown", "fedml or none")
     installed, use = host_installed(), "--host fedml"
+    if recipe.comm.over_flower:
+        if host == "fedml":
+            problem = "comm_args.backend Flower runs without FedML: they need different versions of protobuf"
+            raise mistake("--host fedml", problem, "--host none")
+        return without_host(recipe, "another backend")
     if not installed:
         use = "Python 3.10 or 3.11, which FedML supports"
         if host == "fedml":

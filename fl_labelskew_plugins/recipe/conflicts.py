@@ -11,6 +11,7 @@ from fl_labelskew_plugins.recipe.sections import (
     LEAST_SUMMED,
     OF_UPLOADS,
     OUTSIDE_TRAINING,
+    CommArgs,
     DataArgs,
     to_the_end,
 )
@@ -45,10 +46,12 @@ def conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 def _comm_conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
     common, some, comm = recipe.common, recipe.train.clients_per_round, recipe.comm
-    if common.across_silos != (comm.backend == "GRPC"):
-        right = "GRPC" if common.across_silos else "another backend, or GRPC with training_type cross_silo"
+    if common.across_silos != (comm.backend == "GRPC") and not comm.over_flower:
+        right = "GRPC or Flower" if common.across_silos else "another backend, or GRPC with training_type cross_silo"
         message = f"{comm.backend} cannot be used with training_type {common.training_type}; allowed: {right}"
         yield "comm_args.backend", message
+    if comm.over_flower:
+        yield from _flower_conflicts(comm)
     if comm.workers is not None and not comm.over_mpi:
         message = f"{comm.workers} cannot be used with backend {comm.backend}; allowed: null, or a number with MPI"
         yield "comm_args.workers", message
@@ -60,10 +63,20 @@ def _comm_conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
         yield "comm_args.send_contributions", message
     given = {"server_address": comm.server_address, "listen_address": comm.listen_address}
     reachable = [f"{key} {address}" for key, address in given.items() if address and not addresses.loopback(address)]
-    if common.across_silos and comm.certs is None and reachable:
+    if common.across_silos and comm.certs is None and reachable and not comm.over_flower:
         problem = f"missing; {reachable[0]} can be reached from other machines"
         use = "use a folder of `labelskew certs new`, or an address such as 127.0.0.1:8890"
         yield "comm_args.certs", f"{problem}; {use}"
+
+
+def _flower_conflicts(comm: CommArgs) -> Iterator[tuple[str, str]]:
+    if comm.secure_aggregation:
+        reason = "Flower starts a process for each message, and a silo's keys must stay in one process"
+        yield SECURE, f"true cannot be used with backend Flower: {reason}; allowed: false, or backend GRPC"
+    for key in ("server_address", "listen_address", "certs"):
+        if getattr(comm, key) != (usual := type(comm).model_fields[key].default):
+            problem = "cannot be used with backend Flower: its SuperLink has the address and the certificates"
+            yield f"comm_args.{key}", f"{getattr(comm, key)} {problem}; allowed: {usual or 'null'}, or omit it"
 
 
 def _host_conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:

@@ -276,7 +276,9 @@ class CommArgs(Params):
     Paths are relative to the file that contains them, or to the current folder on the command line.
     """
 
-    backend: str = Field("sp", description="name of a runtime; sp: one process; MPI: several; GRPC: across silos")
+    backend: str = Field(
+        "sp", description="name of a runtime; sp: one process; MPI: several; GRPC: across silos; Flower: SuperNodes"
+    )
     workers: Positive | None = Field(
         None, description="MPI: worker processes; default: one per GPU, else per core, at most clients per round"
     )
@@ -352,6 +354,11 @@ class CommArgs(Params):
     def over_mpi(self) -> bool:
         """Whether a simulation's processes communicate over MPI."""
         return self.backend == "MPI"
+
+    @property
+    def over_flower(self) -> bool:
+        """Whether clients are Flower's nodes."""
+        return self.backend == "Flower"
 
     @field_validator("server_address", "listen_address")
     @classmethod

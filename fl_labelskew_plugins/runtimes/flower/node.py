@@ -5,9 +5,10 @@ WELCOME, which Flower keeps in the node's state. Only its samples stay in memory
 """
 
 import json
-from functools import lru_cache
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from fl_labelskew_registry import LabelSkewError
 from flwr.app import ConfigRecord, Context
@@ -22,10 +23,12 @@ from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.runs.folder import RunFolder
 from fl_labelskew_plugins.runs.host import Host
 from fl_labelskew_plugins.runs.progress import Progress
+from fl_labelskew_plugins.runs.session import divided
 from fl_labelskew_plugins.runtimes.flower import parcels
+from fl_labelskew_plugins.runtimes.flower.bindings import KEY, proof
 from fl_labelskew_plugins.runtimes.silo import facts, keys, streams
-from fl_labelskew_plugins.runtimes.silo.client import SiloClient
-from fl_labelskew_plugins.runtimes.silo.connecting import FROM_SERVER
+from fl_labelskew_plugins.runtimes.silo.client import SiloClient, secret, sendable
+from fl_labelskew_plugins.runtimes.silo.connecting import FROM_SERVER, SiloTransport
 from fl_labelskew_plugins.runtimes.silo.guard import guard_of
 from fl_labelskew_plugins.runtimes.spool import Spool
 from fl_labelskew_plugins.runtimes.transport import SERVER, Kind, Message, Transport
@@ -43,11 +46,13 @@ class NodeTransport(Transport):
         self.tls, self.revoked, self.quiet = None, None, False
         self.limits = dict.fromkeys(FROM_SERVER, streams.LIMIT)
         self.answers: list[bytes] = []
-        self.hello = lambda: Message(Kind.HELLO, rank, SERVER)
+        self.hello: Callable[[], Message] = lambda: Message(Kind.HELLO, rank, SERVER)
 
     def send_message(self, msg: Message) -> None:
         """Add an answer."""
-        self.answers.append(parcels.packed(msg))
+        data = parcels.packed(msg)
+        self.audit.note("sent", rank=SERVER, peer="Flower", kind=msg.kind.name, round=msg.round, bytes=len(data))
+        self.answers.append(data)
 
     def take(self, data: bytes) -> Kind:
         """Handle a message of the server. Raises WireError."""
@@ -74,8 +79,9 @@ def answer(recipe: Recipe, message: FlowerMessage, context: Context, *, rank: in
             answers = _answers(recipe, message, context, rank, folder, audit)
         except LabelSkewError as error:
             log.warn(f"silo {rank}: {error}")
-            cause = {"reason": error.public or "its own log has the reason"}
-            answers = [parcels.packed(Message(Kind.FAILED, rank, SERVER, meta=cause))]
+            # all processes of a simulation have one owner
+            text = sendable(error) if recipe.common.across_silos else str(error)
+            answers = [parcels.packed(Message(Kind.FAILED, rank, SERVER, meta={"reason": text}))]
         finally:
             audit.close()
             home.release()
@@ -89,43 +95,45 @@ def _answers(
     guard, ledger = guard_of(recipe, rank, folder), ledger_of(recipe, folder)
     spool = Spool(recipe.comm.upload_memory_mb * 2**20, folder)
     transport = NodeTransport(rank, spool, audit)
-    silo = SiloClient(Host(), transport, rank, recipe, samples(recipe, rank), folder, Progress(), guard, ledger)
+    data = SAMPLES.of(recipe, rank)
+    to_server = cast(SiloTransport, transport)  # a SiloClient uses what both have
+    silo = SiloClient(Host(), to_server, rank, recipe, data, folder, Progress(), guard, ledger)
     requests = parcels.payloads(message.content)
     if not requests:
-        transport.send_message(transport.hello())
-    kept: Any = context.state.config_records.setdefault(STATE, ConfigRecord())
-    for number, data in enumerate(requests):
-        if number == 0 and WELCOME in kept and Header.unpack(data).kind != Kind.WELCOME:
-            transport.take(kept[WELCOME])
+        hello = transport.hello()
+        transport.send_message(replace(hello, meta={**hello.meta, KEY: proof(secret(folder))}))
+    kept = context.state.config_records.setdefault(STATE, ConfigRecord())
+    welcome = kept.get(WELCOME)
+    for number, request in enumerate(requests):
+        if number == 0 and isinstance(welcome, bytes) and Header.unpack(request).kind != Kind.WELCOME:
+            transport.take(welcome)
             transport.answers.clear()
-        if transport.take(data) == Kind.WELCOME:
-            kept[WELCOME] = data
+        if transport.take(request) == Kind.WELCOME:
+            kept[WELCOME] = request
         if silo.failure is not None:
-            log.warn(f"silo {rank}: {silo.failure}")
-            break
+            raise silo.failure
     return transport.answers
 
 
-def samples(recipe: Recipe, rank: int) -> facts.SiloData:
-    """A silo's samples, loaded once per process."""
-    if recipe.own_data:
-        return _own(json.dumps(recipe.resolved(), sort_keys=True, default=str), rank, _Unkeyed(recipe))
-    return facts.load(recipe, rank - 1)
+class Samples:
+    """The data of the last recipe, loaded once per process."""
+
+    def __init__(self) -> None:
+        self._key = ""
+        self._own: facts.SiloData
+        self._parts: facts.Divided
+
+    def of(self, recipe: Recipe, rank: int) -> facts.SiloData:
+        """A silo's samples."""
+        own = recipe.own_data
+        key = json.dumps([rank if own else 0, recipe.resolved()], sort_keys=True)
+        if key != self._key:
+            if own:
+                self._own = facts.load(recipe, rank - 1)
+            else:
+                self._parts = divided(recipe)
+            self._key = key
+        return self._own if own else facts.load(recipe, rank - 1, self._parts)
 
 
-class _Unkeyed:
-    """A recipe that caches ignore, because its text is the key."""
-
-    def __init__(self, recipe: Recipe) -> None:
-        self.recipe = recipe
-
-    def __hash__(self) -> int:
-        return 0
-
-    def __eq__(self, other: object) -> bool:
-        return True
-
-
-@lru_cache(maxsize=4)
-def _own(text: str, rank: int, recipe: _Unkeyed) -> facts.SiloData:
-    return facts.load(recipe.recipe, rank - 1)
+SAMPLES = Samples()

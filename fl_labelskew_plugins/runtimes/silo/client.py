@@ -204,6 +204,12 @@ def described(error: Exception) -> str:
     return str(error) if isinstance(error, LabelSkewError) else clean(repr(error))
 
 
+def sendable(error: LabelSkewError) -> str:
+    """The reason that a silo sends its server: a plugin's exception may contain values of samples."""
+    text = error.public or (str(error).partition(": ")[0] if error.frames else "")
+    return text or "its own log has the reason"
+
+
 class LastUpload:
     """File of the last noisy upload, for a repeated request. Raises LabelSkewError if damaged."""
 
@@ -302,9 +308,7 @@ class SiloClient(Manager):
 
     def _fail(self, error: LabelSkewError) -> None:
         self.failure = error
-        # a plugin's exception may contain values of samples
-        text = error.public or (str(error).partition(": ")[0] if error.frames else "")
-        self.send(Kind.FAILED, SERVER, meta={"reason": text or "its own log has the reason"})
+        self.send(Kind.FAILED, SERVER, meta={"reason": sendable(error)})
         self.transport.stop_receive_message()
 
     def _welcome(self, message: Message) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from fl_labelskew_plugins.data import stats
 from fl_labelskew_plugins.machine.text import clean, counted
 from fl_labelskew_plugins.methods.combined import Combined
+from fl_labelskew_plugins.partition.clients import Clients
 from fl_labelskew_plugins.recipe import mistakes
 from fl_labelskew_plugins.recipe.conflicts import classes_of
 from fl_labelskew_plugins.recipe.model import Recipe, different
@@ -121,8 +122,11 @@ class SiloData:
         return np.bincount(self.data.train.y, minlength=len(self.data.class_names))
 
 
-def load(recipe: Recipe, client: int) -> SiloData:
-    """Load a silo's samples. Raises LabelSkewError without training samples."""
+Divided = tuple[Data, Clients]
+
+
+def load(recipe: Recipe, client: int, parts: Divided | None = None) -> SiloData:
+    """Load a silo's samples; ``parts``: all silos', if known. Raises LabelSkewError without training samples."""
     if recipe.own_data:
         if data_folder(recipe) is None:
             try:
@@ -134,9 +138,9 @@ def load(recipe: Recipe, client: int) -> SiloData:
                 ) from None
         data = loaded(recipe)
     else:
-        data, clients = divided(recipe)
-        parts = (data.train, clients.train[client]), (data.test, clients.test[client])
-        train, test = (Arrays(part.x[index], part.y[index]) for part, index in parts)
+        data, clients = divided(recipe) if parts is None else parts
+        split = (data.train, clients.train[client]), (data.test, clients.test[client])
+        train, test = (Arrays(part.x[index], part.y[index]) for part, index in split)
         data = Data(train, test, data.class_names, data.mean, data.std)  # without the fingerprint of all samples
     if not len(data.train.y):
         raise LabelSkewError(f"silo {client + 1} has no training sample; give it at least one")

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 class CrossSilo(Runtime):
     """A server and its silos, or one of them."""
 
-    roles = ("server", "client")
+    roles: tuple[str, ...] = ("server", "client")
     _transport: ServerTransport | SiloTransport | None = None
     _audit: Audit | None = None
 
