@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 from fl_labelskew_registry import mistake
 
+from fl_labelskew_plugins.cli import completion
 from fl_labelskew_plugins.cli.options import FOLDER, PATH
 from fl_labelskew_plugins.machine.log import warn
 from fl_labelskew_plugins.machine.text import clean
@@ -46,7 +47,7 @@ def _report(out: Path, commands: Sequence[str], notes: Sequence[str] = ()) -> No
 
 @click.group("new")
 def new_group() -> None:
-    """Write a starting folder: recipes for your own data, or the package of a method."""
+    """Write a starting folder: recipes for your own data, a Flower app, or the package of a method."""
 
 
 @new_group.command("simulation")
@@ -118,6 +119,26 @@ def federation(
         problem = "has no groups; if these are the data of only one silo, other silos may have more classes"
         warn(f"{clean(data, 4096)}: {problem}; list all classes with --classes")
     _report(out, commands, own_data.notes)
+
+
+@new_group.command("flower-app")
+@OUT
+@click.option(
+    "--recipe",
+    required=True,
+    type=PATH,
+    metavar="RECIPE",
+    shell_complete=completion.recipes,
+    help="A recipe's file, or the name of a recipe of the package.",
+)
+def flower_app(out: Path, recipe: Path) -> None:
+    """Write a Flower app that runs RECIPE, and a README, to DIR, new or empty.
+
+    Flower's command flwr run starts it, in a simulation or with a SuperLink and SuperNodes.
+    """
+    from fl_labelskew_plugins.front.new.flower_app import flower_app as write_app
+
+    _report(out, write_app(recipe, out))
 
 
 @new_group.command("method")

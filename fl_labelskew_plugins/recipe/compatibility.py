@@ -15,6 +15,16 @@ from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.recipe.sections import OF_UPLOADS
 
 
+OF_FLOWER = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # on every system: Ray listens only on 127.0.0.1
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # clients see the GPUs
+}
+"""Environment variables, read by the imports. Flower and Ray send nothing to their makers."""
+
+
 def check_extras(recipe: Recipe) -> None:
     """Raise LabelSkewError if required packages are missing."""
     comm = recipe.comm
@@ -34,13 +44,15 @@ def check_extras(recipe: Recipe) -> None:
 
 
 def flower() -> None:
-    """Raise LabelSkewError without flwr, which excludes FedML."""
+    """Import Flower without its telemetry. It excludes FedML."""
     what = "comm_args.backend: Flower"
     if sys.version_info < (3, 11):
         raise mistake(what, f"needs Python 3.11 or later, and this is {sys.version.split()[0]}", "a later Python")
     if find_spec("flwr") is None and host_installed():
         problem = "flwr is not installed, and excludes FedML: they need different versions of protobuf"
         raise mistake(what, problem, "an environment without FedML (docs/flower.md)")
+    for key, value in OF_FLOWER.items():
+        os.environ.setdefault(key, value)
     extras.load("flower", "flwr", "ray", what=what)
 
 

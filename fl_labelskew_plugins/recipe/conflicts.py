@@ -17,6 +17,7 @@ from fl_labelskew_plugins.recipe.sections import (
 )
 
 SECURE = "comm_args.secure_aggregation"
+OF_SUPERLINK = ("server_address", "listen_address", "certs")  # keys that Flower's own settings replace
 
 
 def conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
@@ -73,7 +74,7 @@ def _flower_conflicts(comm: CommArgs) -> Iterator[tuple[str, str]]:
     if comm.secure_aggregation:
         reason = "Flower starts a process for each message, and a silo's keys must stay in one process"
         yield SECURE, f"true cannot be used with backend Flower: {reason}; allowed: false, or backend GRPC"
-    for key in ("server_address", "listen_address", "certs"):
+    for key in OF_SUPERLINK:
         if getattr(comm, key) != (usual := type(comm).model_fields[key].default):
             problem = "cannot be used with backend Flower: its SuperLink has the address and the certificates"
             yield f"comm_args.{key}", f"{getattr(comm, key)} {problem}; allowed: {usual or 'null'}, or omit it"

@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import os
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -35,13 +34,6 @@ if TYPE_CHECKING:
 GRID: ContextVar["Grid"] = ContextVar("grid")
 """Flower's grid, in a ServerApp; without one, a run starts Flower's simulation engine."""
 END_S = 60.0  # to wait for the end of the simulation engine
-ENVIRONMENT = {
-    "FLWR_TELEMETRY_ENABLED": "0",
-    "FLWR_DISABLE_UPDATE_CHECK": "1",
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # so that clients see the GPUs
-}
-"""Flower and Ray send nothing to their makers."""
 
 
 class Flower(CrossSilo):
@@ -135,8 +127,6 @@ def simulation(recipe: Recipe, folder: Path) -> Iterator[tuple["Grid", Callable[
 
     Yield its grid, and a function that raises RunError if the engine has failed.
     """
-    for key, value in ENVIRONMENT.items():
-        os.environ.setdefault(key, value)
     for name in ("flwr", "ray"):  # errors are in replies and exceptions, too
         logging.getLogger(name).setLevel(logging.CRITICAL)
     from flwr.clientapp import ClientApp
