@@ -8,6 +8,7 @@ The public names are those of docs/python.md. Every start of the interpreter imp
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from fl_labelskew_plugins.front.local_loss import LocalLoss, local_loss
     from fl_labelskew_plugins.front.run import Callback, Loop, Run, load, load_run, run, simulate, survey
     from fl_labelskew_plugins.host import runner
     from fl_labelskew_plugins.recipe.model import Recipe
@@ -20,6 +21,7 @@ __version__ = "0.1.0"
 
 _MODULES = {
     **dict.fromkeys(("load", "run", "load_run", "Run", "Callback", "simulate", "Loop", "survey"), "front.run"),
+    **dict.fromkeys(("local_loss", "LocalLoss"), "front.local_loss"),
     **dict.fromkeys(("report", "Report"), "studies.printed"),
     **dict.fromkeys(("sweep", "Sweep"), "studies.sweep.from_python"),
     "Recipe": "recipe.model",
@@ -27,6 +29,7 @@ _MODULES = {
 
 __all__ = [
     "Callback",
+    "LocalLoss",
     "Loop",
     "Recipe",
     "Report",
@@ -35,6 +38,7 @@ __all__ = [
     "__version__",
     "load",
     "load_run",
+    "local_loss",
     "report",
     "run",
     "simulate",

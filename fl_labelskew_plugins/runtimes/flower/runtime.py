@@ -43,9 +43,7 @@ class Flower(CrossSilo):
 
     def __init__(self, recipe: Recipe, options: RunOptions, folder: RunFolder, show: Progress) -> None:
         self._simulated = not recipe.common.across_silos
-        if self._simulated:  # as in one process
-            recipe = recipe.model_copy(update={"comm": recipe.comm.model_copy(update={"send_measures": True})})
-        super().__init__(recipe, options, folder, show)
+        super().__init__(measured(recipe), options, folder, show)
         self._engine = contextlib.ExitStack()
 
     def delegated(self) -> bool:
@@ -115,6 +113,13 @@ class Flower(CrossSilo):
         """End the simulation engine, if any."""
         super().close()
         self._engine.close()
+
+
+def measured(recipe: Recipe) -> Recipe:
+    """The recipe; in a simulation, clients report their measures, as in one process."""
+    if recipe.common.across_silos:
+        return recipe
+    return recipe.model_copy(update={"comm": recipe.comm.model_copy(update={"send_measures": True})})
 
 
 def _no_check() -> None:

@@ -1,0 +1,15 @@
+"""The environment with Flower; without it, these tests are skipped."""
+
+import pytest
+from flower_environment import INSTALLED, FlowerEnvironment
+
+
+@pytest.fixture
+def flower(tmp_path):
+    if not INSTALLED:
+        pytest.skip("Flower is not installed: make setup")
+    home = tmp_path / "home"
+    home.mkdir()
+    environment = FlowerEnvironment(home)
+    yield environment
+    environment.end()
