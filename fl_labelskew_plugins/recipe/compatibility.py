@@ -14,7 +14,6 @@ from fl_labelskew_plugins.recipe.conflicts import SECURE
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.recipe.sections import OF_UPLOADS
 
-
 OF_FLOWER = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",

@@ -1,6 +1,7 @@
 """Generate a Flower app that runs a recipe."""
 
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,9 @@ def _commands(silos: int, own: bool) -> list[str]:
 def _for_flower(text: str) -> dict[str, Any]:
     """The recipe's content with ``backend: Flower``, without keys that Flower replaces, and with absolute paths."""
     content: dict[str, Any] = yaml.read(text)[0]
-    comm = {key: value for key, value in (content.get("comm_args") or {}).items() if key not in (*OF_SUPERLINK, "workers")}
+    comm = {
+        key: value for key, value in (content.get("comm_args") or {}).items() if key not in (*OF_SUPERLINK, "workers")
+    }
     content["comm_args"] = {**comm, "backend": "Flower"}
     if folder := content["data_args"].get("data_cache_dir"):
         content["data_args"]["data_cache_dir"] = os.path.abspath(os.path.expanduser(folder))
@@ -96,5 +99,4 @@ def _for_flower(text: str) -> dict[str, Any]:
 
 
 def _name(recipe: str) -> str:
-    name = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in recipe.lower())[:32].strip("-")
-    return name or "recipe"
+    return re.sub("[^a-z0-9]+", "-", recipe.lower())[:32].strip("-") or "recipe"

@@ -26,7 +26,7 @@ from fl_labelskew_plugins.runs.progress import Progress
 from fl_labelskew_plugins.runs.session import divided
 from fl_labelskew_plugins.runtimes.flower import parcels
 from fl_labelskew_plugins.runtimes.flower.bindings import KEY, proof
-from fl_labelskew_plugins.runtimes.flower.runtime import measured
+from fl_labelskew_plugins.runtimes.flower.runtime import as_one_process
 from fl_labelskew_plugins.runtimes.silo import facts, keys, streams
 from fl_labelskew_plugins.runtimes.silo.client import SiloClient, secret, sendable
 from fl_labelskew_plugins.runtimes.silo.connecting import FROM_SERVER, SiloTransport
@@ -77,7 +77,7 @@ def answer(recipe: Recipe, message: FlowerMessage, context: Context, *, rank: in
         audit = Audit(digests=recipe.comm.audit_digests)
         try:
             audit.open(folder, keys.silo_name(rank))
-            answers = _answers(measured(recipe), message, context, rank, folder, audit)
+            answers = _answers(as_one_process(recipe), message, context, rank, folder, audit)
         except LabelSkewError as error:
             log.warn(f"silo {rank}: {error}")
             # all processes of a simulation have one owner

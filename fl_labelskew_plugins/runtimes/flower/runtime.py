@@ -43,7 +43,7 @@ class Flower(CrossSilo):
 
     def __init__(self, recipe: Recipe, options: RunOptions, folder: RunFolder, show: Progress) -> None:
         self._simulated = not recipe.common.across_silos
-        super().__init__(measured(recipe), options, folder, show)
+        super().__init__(as_one_process(recipe), options, folder, show)
         self._engine = contextlib.ExitStack()
 
     def delegated(self) -> bool:
@@ -115,11 +115,12 @@ class Flower(CrossSilo):
         self._engine.close()
 
 
-def measured(recipe: Recipe) -> Recipe:
-    """The recipe; in a simulation, clients report their measures, as in one process."""
+def as_one_process(recipe: Recipe) -> Recipe:
+    """The recipe; in a simulation, all clients must answer and report their measures, as in one process."""
     if recipe.common.across_silos:
         return recipe
-    return recipe.model_copy(update={"comm": recipe.comm.model_copy(update={"send_measures": True})})
+    changes = {"send_measures": True, "max_update_ratio": None, "min_clients": recipe.train.clients_per_round}
+    return recipe.model_copy(update={"comm": recipe.comm.model_copy(update=changes)})
 
 
 def _no_check() -> None:
