@@ -6,6 +6,7 @@ PYTHON ?= $(shell for p in python3.11 python3.10 python3.13 python3.12 python3; 
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup.done
+FLOWER := .venv-flower
 WORKERS ?= 3
 
 .PHONY: help setup demo test coverage test-fast lint docs generated wheels clean
@@ -23,7 +24,17 @@ $(STAMP): pyproject.toml registry/pyproject.toml
 	$(BIN)/python -m pip install --quiet -e registry -e '.[test,dev]'
 	! test -x $(BIN)/fedml || $(BIN)/python -m pip install --quiet --no-deps \
 		mlflow-skinny==2.12.2 entrypoints pytz sqlparse  # docs/trackers.md says why
+	$(MAKE) $(FLOWER)/.setup.done
 	touch $@
+
+# Flower excludes FedML. It gets its own packages, and sees all others of .venv behind them. Not on Python 3.10.
+$(FLOWER)/.setup.done: pyproject.toml registry/pyproject.toml
+	! $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		$(BIN)/python -m venv $(FLOWER) && \
+		$(FLOWER)/bin/python -m pip install --quiet 'flwr[simulation]==1.42.*' && \
+		$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+			> "$$($(FLOWER)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz_venv.pth" && \
+		$(FLOWER)/bin/python -m pip install --quiet --no-deps -e registry -e . && touch $@; }
 
 demo: setup  ## a first run: several minutes to set up, then a short training on the digits
 	$(BIN)/labelskew run recipes/quickstart.yaml
@@ -58,4 +69,4 @@ wheels:  ## both wheels, into dist/, for `pip install dist/*.whl`; seconds, and 
 	$(PYTHON) -m pip wheel --quiet --no-deps --wheel-dir dist ./registry .
 
 clean:  ## everything that make made
-	rm -rf $(VENV) dist docs/_build .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FLOWER) dist docs/_build .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis

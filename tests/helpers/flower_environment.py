@@ -26,6 +26,7 @@ class FlowerEnvironment:
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
             "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": str(free_port()),
+            "PYTHONUNBUFFERED": "1",
             "PATH": f"{FOLDER / 'bin'}:{kept['PATH']}",
         }
         self.started = []
