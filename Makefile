@@ -48,9 +48,12 @@ test: test-fast  ## all tests, first the unit tests
 
 test-fast: setup  ## the unit tests: no processes, no network, no long training; one minute on two cores
 	$(PYTEST) -n 2 --dist worksteal tests/unit
+	! test -x $(FLOWER)/bin/python || OMP_NUM_THREADS=1 $(FLOWER)/bin/python -m pytest tests/unit/runtimes/flower
 
 coverage: setup  ## all tests, and which lines they run: half as long again
 	$(PYTEST) -n 2 --dist worksteal --cov --cov-report= --cov-fail-under=0 tests/unit
+	! test -x $(FLOWER)/bin/python || OMP_NUM_THREADS=1 $(FLOWER)/bin/python -m pytest tests/unit/runtimes/flower \
+		--cov --cov-append --cov-report= --cov-fail-under=0
 	$(SYSTEM) --cov --cov-append --cov-report=term-missing:skip-covered
 
 lint: setup  ## ruff, mypy strict on both packages, and the order of imports (import-linter)
