@@ -40,7 +40,7 @@ def conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
     yield from _diagnostics_conflicts(recipe)
     if recipe.comm.secure_aggregation:
         yield from _sum_conflicts(recipe)
-    if recipe.only_sums:
+    if recipe.only_sums and not recipe.comm.over_flower:
         yield from _secure_silo_conflicts(recipe)
     yield from _host_conflicts(recipe)
 
