@@ -75,6 +75,8 @@ class Flower(CrossSilo):
         bindings = Bindings(self.folder.path)
         grid, check = GRID.get(None), _no_check
         if grid is None:
+            for end in self.folder.path.glob("silos/*/*/summary.json"):
+                end.unlink()  # --from-round repeats rounds of a finished run, which silos of other owners refuse
             self.show.note(f"starting Flower's simulation engine (Ray) with {silos} nodes on this machine")
             grid, check = self._engine.enter_context(simulation(self.recipe, self.folder.path))
         seen = status.Silos(self._names)

@@ -21,7 +21,7 @@ def test_the_schema_knows_every_section_and_every_plugin():
     assert method["properties"]["method"]["anyOf"][0]["enum"] == [e.name for e in catalog.entries("methods")]
     fedmr = next(rule for rule in method["allOf"] if rule["if"]["properties"]["method"] == {"const": "fedmr"})
     assert fedmr["then"]["properties"]["mu1"]["minimum"] == 0
-    assert whole["properties"]["comm_args"]["properties"]["backend"]["enum"] == ["GRPC", "MPI", "sp"]
+    assert whole["properties"]["comm_args"]["properties"]["backend"]["enum"] == ["Flower", "GRPC", "MPI", "sp"]
     references = set(re.findall(r"#/\$defs/([^'\"/]+)", str(schema)))
     assert references <= set(schema["$defs"])
 
