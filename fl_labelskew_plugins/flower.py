@@ -42,8 +42,11 @@ def server_app(recipe: str | Path) -> ServerApp:
             config = {"resume": str(folder)} | ({"set": config["set"]} if overrides else {})
             text = " ".join(f'{key}="{value}"' for key, value in config.items())
             os.environ[RESUME] = f"to resume: flwr run . --stream --run-config {shlex.quote(text)}"
-            new = folder if resume is None else None
-            start(RunOptions(recipe=recipe, overrides=overrides, run_dir=new, resume=resume, host="none"))
+            if resume is None:
+                options = RunOptions(recipe, overrides, run_dir=folder, host="none")
+            else:  # by default with the run's own recipe
+                options = RunOptions(recipe if overrides else None, overrides, resume=resume, host="none")
+            start(options)
         except LabelSkewError as error:
             log.error(error.shown())
             raise type(error)(str(error)) from None  # Flower then marks the run as failed

@@ -5,9 +5,10 @@ import os
 import signal
 
 import pytest
+from federations import same
 from flower_environment import FOLDER, says
-from mpi_jobs import same_bytes
 from recipe_texts import SILOS, simulation
+from safetensors.torch import load_file
 
 METHOD, OPTIMIZER, PARTIAL = "method_args.method", "train_args.federated_optimizer", "train_args.client_num_per_round=2"
 FLOWER = "comm_args.backend=Flower"
@@ -38,7 +39,11 @@ def test_simulation_equals_one_process(flower, tmp_path, sp_run):
     said = flower.run(FOLDER / "bin/python", "-c", JOBS, recipe, json.dumps(jobs), log=tmp_path / "log", timeout=500)
     assert said == ""  # of Flower and Ray, too
     for name, setting in SETTINGS.items():
-        same_bytes(sp_run(*setting), tmp_path / name)
+        for file in ("metrics.jsonl", "model.safetensors"):
+            assert (sp_run(*setting) / file).read_bytes() == (tmp_path / name / file).read_bytes(), (name, file)
+    for client in range(3):  # their own models of MAP
+        (own,) = (tmp_path / "map" / "silos" / f"silo-{client + 1}").glob("*/personalised.safetensors")
+        same(load_file(sp_run(*SETTINGS["map"]) / "clients" / f"client{client:06d}.safetensors"), load_file(own))
 
 
 def test_errors_and_ctrl_c_end_a_simulation(flower, tmp_path):
