@@ -90,9 +90,10 @@ def hand_written(rounds: int, epochs: int) -> list[float]:
             time.sleep(0.1)
         for _ in range(rounds):
             sent = [Message(RecordDict({"arrays": ArrayRecord(weights)}), node, "train") for node in nodes]
-            asked, replies = list(grid.push_messages(sent)), list[Message]()
-            while len(replies) < CLIENTS:
+            asked, replies = {*grid.push_messages(sent)}, list[Message]()
+            while asked:
                 replies += grid.pull_messages(asked)
+                asked -= {reply.metadata.reply_to_message_id for reply in replies}
                 time.sleep(0.05)
             total = sum(reply.content["size"]["samples"] for reply in replies)
             parts = [
