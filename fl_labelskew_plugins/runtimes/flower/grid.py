@@ -159,7 +159,7 @@ class GridTransport(Transport):
             raise RunError(reason(arrived) or f"client {arrived.sender - 1} failed")
         if node not in self._ranks:
             if arrived.kind == Kind.FAILED:
-                raise streams.RefusedError(f"says that silo {arrived.sender} cannot start: {reason(arrived)}")
+                raise streams.RefusedError(f"reports that silo {arrived.sender} cannot start: {reason(arrived)}")
             self._connect(node, arrived)
         self.audit.note("received", rank=arrived.sender, peer=str(node), **facts)
         self.arrived.put(arrived)

@@ -37,7 +37,7 @@ END_S = 60.0  # to wait for the end of the simulation engine
 
 
 class Flower(CrossSilo):
-    """A server whose silos are Flower's nodes."""
+    """A server with Flower's nodes as silos."""
 
     roles = ()
 
