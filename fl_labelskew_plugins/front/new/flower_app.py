@@ -8,7 +8,6 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
-from fl_labelskew_plugins import __version__
 from fl_labelskew_plugins.data.fakes import whole
 from fl_labelskew_plugins.recipe import compatibility, parse, yaml
 from fl_labelskew_plugins.recipe.conflicts import OF_SUPERLINK
@@ -24,7 +23,7 @@ name = "NAME"
 version = "1.0.0"
 description = "The recipe NAME on Flower"
 license = "Apache-2.0"
-dependencies = ["flwr[simulation]>=1.42,<1.43"]  # and fl-labelskew-plugins {__version__}: README.md
+dependencies = ["flwr[simulation]>=1.42,<1.43"]  # and fl-labelskew-plugins, see README.md
 
 [tool.hatch.build.targets.wheel]
 packages = ["{PACKAGE}"]
