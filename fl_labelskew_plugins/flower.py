@@ -13,8 +13,8 @@ from flwr.serverapp import Grid, ServerApp
 
 from fl_labelskew_plugins.front.start import folder_of, start
 from fl_labelskew_plugins.machine import log
+from fl_labelskew_plugins.machine.place import RESUME
 from fl_labelskew_plugins.machine.text import clean
-from fl_labelskew_plugins.machine.typed import RESUME
 from fl_labelskew_plugins.recipe import parse as recipes
 from fl_labelskew_plugins.recipe.model import Recipe
 from fl_labelskew_plugins.runtimes.flower import node
