@@ -107,7 +107,7 @@ class Flower(CrossSilo):
         )
         if not self._simulated:
             return self._server.gather()
-        self._server.meet()
+        self._server.wait_for_silos()
         session = build(self.recipe)
         return replace(session, trainer=replace(session.trainer, indices={}))  # the clients are elsewhere
 
