@@ -8,7 +8,7 @@ from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 
-from fl_labelskew_plugins.data.fakes import whole
+from fl_labelskew_plugins.data.fakes import all_or_nothing
 from fl_labelskew_plugins.recipe import compatibility, parse, yaml
 from fl_labelskew_plugins.recipe.conflicts import OF_SUPERLINK
 
@@ -57,7 +57,7 @@ def flower_app(recipe: Path, out: Path) -> list[str]:
     name, content = parse.load(recipe).name, _for_flower(parse.read_text(recipe))
     loaded = compatibility.without_host(parse.parse(yaml.write(content), source=recipe), "another backend")
     silos, own = loaded.train.client_num_in_total, loaded.common.across_silos
-    with whole(out) as part:
+    with all_or_nothing(out) as part:
         package = part / PACKAGE
         package.mkdir()
         (package / "__init__.py").write_text(f'"""{name} on Flower."""\n', encoding="utf-8")
