@@ -9,11 +9,11 @@ STAMP := $(VENV)/.setup.done
 FLOWER := .venv-flower
 WORKERS ?= 3
 
-.PHONY: help setup demo test coverage test-fast lint docs generated wheels clean
+.PHONY: help setup demo test coverage test-fast test-flower lint docs generated wheels clean
 .DEFAULT_GOAL := help
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP)  ## the environment in .venv (Python 3.10 or later; about 5.5 GB with torch)
 
@@ -24,17 +24,16 @@ $(STAMP): pyproject.toml registry/pyproject.toml
 	$(BIN)/python -m pip install --quiet -e registry -e '.[test,dev]'
 	! test -x $(BIN)/fedml || $(BIN)/python -m pip install --quiet --no-deps \
 		mlflow-skinny==2.12.2 entrypoints pytz sqlparse  # docs/trackers.md says why
-	$(MAKE) $(FLOWER)/.setup.done
 	touch $@
 
-# Flower excludes FedML. It gets its own packages, and sees all others of .venv behind them. Not on Python 3.10.
+# Flower excludes FedML. Its environment sees all packages of .venv behind its own ones.
 $(FLOWER)/.setup.done: pyproject.toml registry/pyproject.toml
-	! $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-		$(BIN)/python -m venv $(FLOWER) && \
-		$(FLOWER)/bin/python -m pip install --quiet 'flwr[simulation]==1.42.*' && \
-		$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
-			> "$$($(FLOWER)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz_venv.pth" && \
-		$(FLOWER)/bin/python -m pip install --quiet --no-deps -e registry -e . && touch $@; }
+	$(BIN)/python -m venv $(FLOWER)
+	$(FLOWER)/bin/python -m pip install --quiet 'flwr[simulation]==1.42.*'
+	$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
+		> "$$($(FLOWER)/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/zz_venv.pth"
+	$(FLOWER)/bin/python -m pip install --quiet --no-deps -e registry -e .
+	touch $@
 
 demo: setup  ## a first run: several minutes to set up, then a short training on the digits
 	$(BIN)/labelskew run recipes/quickstart.yaml
@@ -48,12 +47,14 @@ test: test-fast  ## all tests, first the unit tests
 
 test-fast: setup  ## the unit tests: no processes, no network, no long training; one minute on two cores
 	$(PYTEST) -n 2 --dist worksteal tests/unit
-	! test -x $(FLOWER)/bin/python || OMP_NUM_THREADS=1 $(FLOWER)/bin/python -m pytest tests/unit/runtimes/flower
+
+test-flower: setup $(FLOWER)/.setup.done  ## the tests on Flower, in .venv-flower (Python 3.11 or later)
+	OMP_NUM_THREADS=1 $(FLOWER)/bin/python -m pytest tests/unit/runtimes/flower
+	FLOWER_VENV=$(CURDIR)/$(FLOWER) $(PYTEST) tests/system/runtimes/flower tests/system/front/new/test_flower_app.py \
+		tests/system/test_benchmarks.py::test_flower
 
 coverage: setup  ## all tests, and which lines they run: half as long again
 	$(PYTEST) -n 2 --dist worksteal --cov --cov-report= --cov-fail-under=0 tests/unit
-	! test -x $(FLOWER)/bin/python || OMP_NUM_THREADS=1 $(FLOWER)/bin/python -m pytest tests/unit/runtimes/flower \
-		--cov --cov-append --cov-report= --cov-fail-under=0
 	$(SYSTEM) --cov --cov-append --cov-report=term-missing:skip-covered
 
 lint: setup  ## ruff, mypy strict on both packages, and the order of imports (import-linter)

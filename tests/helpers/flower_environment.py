@@ -1,4 +1,4 @@
-"""Processes of the environment with Flower, which excludes FedML; the Makefile's .venv-flower."""
+"""Processes of the environment with Flower, which excludes FedML; that of `make test-flower`."""
 
 import contextlib
 import os
@@ -7,8 +7,7 @@ import subprocess
 import time
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
-FOLDER = Path(os.environ.get("FLOWER_VENV", ROOT / ".venv-flower"))
+FOLDER = Path(os.environ.get("FLOWER_VENV", "missing"))
 INSTALLED = (FOLDER / "bin" / "flower-superlink").exists()
 
 

@@ -118,7 +118,7 @@ def test_gpu(tables):
 
 def test_flower(tmp_path):
     if not INSTALLED:
-        pytest.skip("Flower is not installed: make setup")
+        pytest.skip("needs make test-flower")
     home = tmp_path / "home"
     home.mkdir()
     environment, log = FlowerEnvironment(home), tmp_path / "log"

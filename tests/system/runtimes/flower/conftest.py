@@ -7,7 +7,7 @@ from flower_environment import INSTALLED, FlowerEnvironment
 @pytest.fixture
 def flower(tmp_path):
     if not INSTALLED:
-        pytest.skip("Flower is not installed: make setup")
+        pytest.skip("needs make test-flower")
     home = tmp_path / "home"
     home.mkdir()
     environment = FlowerEnvironment(home)
