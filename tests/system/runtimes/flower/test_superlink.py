@@ -19,20 +19,19 @@ from fl_labelskew_plugins.runtimes.silo.runtime import free_port
 RECIPE = (
     SILOS.replace("partition_args: {partition_method: pcdd, classes_per_client: 4}\n", "")
     .replace("{dataset: digits}", "{dataset: npz, input_shape: [1, 8, 8], classes: 10, mean: [0.3], std: [0.4]}")
-    .replace("client_num_in_total: 3", "client_num_in_total: 2")
     .replace("fedavg", "map")
     .replace("backend: GRPC", "backend: GRPC, send_measures: true")
     + "validation_args: {server_test_data: false, per_client: true}\n"
-    + "client_specific_args: {data_silo_config: [north.yaml, south.yaml]}\n"
+    + "client_specific_args: {data_silo_config: [north.yaml, south.yaml, west.yaml]}\n"
 )
 OWN = "data_args: {{dataset: npz, data_cache_dir: {}, classes: 10}}\ncomm_args: {{send_measures: true}}\n"
 
 
 @pytest.fixture
 def silos(tmp_path):
-    """A recipe of two silos with different classes, whose files and data are in other folders."""
+    """A recipe of three silos with different classes, and their files and data."""
     x, y = load_digits(return_X_y=True)
-    for name, classes in (("north", range(5)), ("south", range(3, 10))):
+    for name, classes in (("north", range(5)), ("south", range(3, 10)), ("west", (0, 9))):
         rows = np.isin(y, list(classes))
         np.savez(tmp_path / f"{name}.npz", x=x[rows].reshape(-1, 1, 8, 8).astype("float32") / 16, y=y[rows])
         (tmp_path / f"{name}.yaml").write_text(OWN.format(tmp_path / f"{name}.npz"))
@@ -49,7 +48,7 @@ def test_restarted_nodes_and_a_resumed_server_give_the_undisturbed_result(flower
 
     app, links, fleet = silos / "app", silos / "links", free_port()
     main(["new", "flower-app", str(app), "--recipe", str(silos / "federation.yaml")], standalone_mode=False)
-    certs.new(silos / "certs", 2, ["localhost", "127.0.0.1"])
+    certs.new(silos / "certs", 3, ["localhost", "127.0.0.1"])
     links.mkdir()
     config = silos / "home" / ".flwr" / "config.toml"
     config.parent.mkdir()
@@ -70,6 +69,7 @@ def test_restarted_nodes_and_a_resumed_server_give_the_undisturbed_result(flower
         return flower.start(*command, log=folder / "log")
 
     node(1, "north")
+    node(3, "west")
     south = node(2, "south")
 
     def server(**settings):
@@ -92,7 +92,7 @@ def test_restarted_nodes_and_a_resumed_server_give_the_undisturbed_result(flower
     here, there = silos / "grpc", silos / "run"
     assert (here / "metrics.jsonl").read_bytes() == (there / "metrics.jsonl").read_bytes()
     same(*(load_file(folder / "model.safetensors") for folder in (here, there)))
-    assert sorted(json.loads((there / "nodes.json").read_text())) == ["1", "2"]
+    assert sorted(json.loads((there / "nodes.json").read_text())) == ["1", "2", "3"]
     own = [
         next(folder.glob("*/personalised.safetensors"))
         for folder in (here / "silos" / "silo-2", silos / "node-2" / "silo-2")
