@@ -83,8 +83,10 @@ def test_names_and_both_families_of_addresses_work(start, host):
 
 def test_a_message_beyond_2_gb_waits_on_disk(start, tmp_path):
     """Nothing but chunks and pages of zeros is in memory here, on either side."""
-    spool = Spool(2**20, tmp_path)
-    server, silo = pair(start, spool=spool)
+    spool, quick = Spool(2**20, tmp_path), Audit(digests=False)
+    server = start(spool=spool, audit=quick)
+    silo = start.silo(server.transport.address, audit=quick)
+    silo.wait(Kind.JOINED)
     server.transport.limits[Kind.UPLOAD] = 2**32
     before = anonymous()
     size = 2**31 + 2**26 + 3
