@@ -63,12 +63,12 @@ def test_shapes_counts_and_gradients(kind, params, shape, d, count):
     assert parameters(net) - parameters(net.classifier) == count
     assert (net.classifier.in_features, net.classifier.out_features) == (d, 10)
     x = inputs(kind, 4, shape)
-    features = net.features(x)
-    assert features.shape == (4, d)
     net.eval()
-    torch.testing.assert_close(net(x), net.classifier(net.features(x)), rtol=0, atol=0)
-    assert net(x[:1]).shape == (1, 10)
-    torch.testing.assert_close(net(x[:1]), net(x)[:1], rtol=1e-4, atol=1e-5)
+    with torch.no_grad():
+        features, logits = net.features(x), net(x)
+        torch.testing.assert_close(net(x[:1]), logits[:1], rtol=1e-4, atol=1e-5)
+    assert features.shape == (4, d)
+    torch.testing.assert_close(logits, net.classifier(features), rtol=0, atol=0)
     net.train()
     torch.nn.functional.cross_entropy(net(x), torch.arange(4)).backward()
     for name, parameter in net.named_parameters():
