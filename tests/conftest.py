@@ -113,6 +113,12 @@ class Venv:
             assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}\n{done.stderr}"
         return done
 
+    def labelskew(self, *commands, **options):
+        """The result of these commands of ``labelskew``, run in one process, because each start takes seconds."""
+        script = "import shlex, sys\nfrom fl_labelskew_plugins.cli.main import main\n"
+        script += "for words in sys.argv[1:]:\n    main(shlex.split(words), standalone_mode=False)"
+        return self.run("python", "-c", script, *commands, **options)
+
 
 @pytest.fixture(scope="session")
 def make_venv(tmp_path_factory):

@@ -92,13 +92,6 @@ def test_the_code_comes_from_the_wheels(venv):
     assert {entry.name for entry in catalog.entries("methods")} <= {line[0] for line in lines if len(line) > 1}
 
 
-def all_of(venv, cwd, *commands):
-    """The result of these commands of ``labelskew``, run in one process, because each start takes seconds."""
-    script = "import shlex, sys\nfrom fl_labelskew_plugins.cli.main import main\n"
-    script += "for words in sys.argv[1:]:\n    main(shlex.split(words), standalone_mode=False)"
-    return venv.run("python", "-c", script, *commands, cwd=cwd)
-
-
 def test_recipes_examples_and_new_folders_are_written_checked_and_tried(venv, tmp_path):
     np.savez(tmp_path / "a.npz", x=np.eye(40, dtype=np.float32), y=np.arange(40) % 2, groups=np.arange(40) % 3)
     kinds = ("simulation", "federation")
@@ -108,7 +101,7 @@ def test_recipes_examples_and_new_folders_are_written_checked_and_tried(venv, tm
     commands += [f"validate {' '.join(recipes)}", "sweep digits.yaml --tasks"]
     commands += [f"run {recipe} --dry-run" for recipe in ("quickstart.yaml", "fedlc/table4_synthetic_0_0")]
     commands += ["run recipes/quickstart.yaml --dry-run"]
-    done = all_of(venv, tmp_path, *commands)
+    done = venv.labelskew(*commands, cwd=tmp_path)
     assert all(f"{recipe}: ok\n" in done.stdout for recipe in recipes)
     assert "16" in done.stdout.splitlines()
     assert done.stdout.count("quickstart: fedrs with FedAvg") == 2
@@ -119,7 +112,7 @@ def test_recipes_examples_and_new_folders_are_written_checked_and_tried(venv, tm
     assert (tmp_path / "labelskew-mine" / "labelskew_mine.py").is_file()
 
     venv.run("python", "make_data.py", cwd=tmp_path / "hospitals")
-    tried = all_of(venv, tmp_path / "hospitals", "run federation.yaml --role server --dry-run")
+    tried = venv.labelskew("run federation.yaml --role server --dry-run", cwd=tmp_path / "hospitals")
     assert "fedshift" in tried.stdout
 
 
@@ -143,7 +136,7 @@ main(["run", "quickstart", "--set", {few!r}, "--run-dir", "wheels"])
 
 
 def test_the_packages_of_carry_suffice_for_a_run(fashion_mnist, tmp_path):
-    """Only torch, torchvision and their dependencies: no FedML, SciPy, pandas or other packages, nor torch's compiler."""
+    """Only torch, torchvision and their dependencies: no FedML, SciPy, pandas or others, nor torch's compiler."""
     needed = runpy.run_path(str(ROOT / "tools" / "carry.py"))["NEEDED"]
     script = f"""{ALLOW}allow(*{needed}, "torch", "torchvision", "safetensors", "packaging")
 import fl_labelskew_plugins as fl

@@ -37,10 +37,13 @@ def test_an_invalid_name_is_one_line(here, name, says):
 
 
 def test_package_is_built_and_its_tests_pass(here, build, forker):
-    """With its wheel in Python's path; test_third_party.py installs the example that it is made from."""
+    """With its wheel in Python's path; test_third_party.py installs the example that it is made from.
+
+    All tests but one: tests/system/studies/test_check.py runs a method in every runtime.
+    """
     call("new", "method", "my_method", "mine")
     environment = {"PYTHONPATH": str(build(here / "mine", here / "dist"))}
-    words = ["-q", "-p", "no:cacheprovider", "-k", "not every_runtime", "mine"]  # as in test_third_party.py
+    words = ["-q", "-p", "no:cacheprovider", "-k", "not every_runtime", "mine"]
     process = forker.start(words, here / "log", script=PYTEST, cwd=here, environment=environment)
     assert process.wait() == 0, process.text
     assert " passed" in process.text
