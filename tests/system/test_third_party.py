@@ -47,7 +47,7 @@ def test_it_trains_as_the_built_in_method(installed):
     """The contract suffices: FedNTD from another package gives identical weights."""
     venv, folder = installed
     recipe, words = folder / "not_true_digits.yaml", ("--host", "none", "--quiet", "--set", "train_args.comm_round=2")
-    venv.run("labelskew", "run", recipe, "--run-dir", folder / "not_true", *words)
+    venv.run("labelskew", "run", recipe, "--run-dir", folder / "not_true", *words, FL_LABELSKEW_PICTURES="no")
     built_in = fl.load(recipe, {"method_args.method": "fedntd", "train_args.comm_round": 2})
     fl.run(built_in, folder / "fedntd", host="none", quiet=True)
     one, other = (load_file(folder / name / "model.safetensors") for name in ("not_true", "fedntd"))
