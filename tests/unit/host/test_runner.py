@@ -119,12 +119,11 @@ def close(ours, theirs):
         torch.testing.assert_close(value, theirs.state_dict()[name], atol=1e-4, rtol=1e-3)
 
 
-@pytest.mark.parametrize("joining", [3, 2])
-@pytest.mark.parametrize(
-    ("method", "parameters"),
-    [("fedlc", {"tau": 0.5}), ("fedrs", {}), ("fedshift", {}), ("fedmr", {"mu2": 0.1}), ("map", {"lam": 0.3})],
-)
-def test_trainer_and_aggregator_equal_our_own_runtime(method, parameters, joining, tmp_path):
+METHODS = [("fedlc", {"tau": 0.5}), ("fedrs", {}), ("fedshift", {}), ("fedmr", {"mu2": 0.1}), ("map", {"lam": 0.3})]
+
+
+@pytest.mark.parametrize(("joining", "method", "parameters"), [(3, *METHODS[3]), *[(2, *case) for case in METHODS]])
+def test_trainer_and_aggregator_equal_our_own_runtime(joining, method, parameters, tmp_path):
     args = arguments(client_num_per_round=joining)
     options = {"state_dir": tmp_path / "states"} if method == "map" else {}
     aggregator, trainers = trained(args, method, **options, **parameters)
