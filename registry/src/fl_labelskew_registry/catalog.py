@@ -108,16 +108,15 @@ def load(kind: Kind, name: str) -> Any:
         plugin = DriverManager(namespace(kind), name).driver
     except (Exception, SystemExit) as error:
         raise PluginError(f"{source} does not import: {type(error).__name__}: {error}".splitlines()[0]) from error
-    _check(kind, plugin, source)
+    if (contract := CONTRACTS.get(kind)) is not None:
+        if not (isinstance(plugin, type) and issubclass(plugin, contract)):
+            raise PluginError(f"{source} must be a subclass of fl_labelskew_registry.{contract.__name__}")
+        _check(plugin, contract, source)  # type: ignore[arg-type]  # mypy takes classes for unhashable
     return plugin
 
 
-def _check(kind: Kind, plugin: Any, source: str) -> None:
-    contract = CONTRACTS.get(kind)
-    if contract is None:
-        return
-    if not (isinstance(plugin, type) and issubclass(plugin, contract)):
-        raise PluginError(f"{source} must be a subclass of fl_labelskew_registry.{contract.__name__}")
+@cache
+def _check(plugin: type, contract: type, source: str) -> None:
     params = getattr(plugin, "Params", None)
     if not (isinstance(params, type) and hasattr(params, "model_validate")):
         raise PluginError(f"{source} has no Params: add a pydantic model, which may be empty")
