@@ -79,7 +79,7 @@ def _distance(value: Tensor, old: Tensor | None) -> float:
 class Judge:
     """Decides which uploads of a round are accepted, independently of their order: see docs/silo_failures.md.
 
-    Norms of 0 are not compared, except for buffers and frozen parameters. ``ratio``: ``comm_args.max_update_ratio``;
+    Norms of 0 are not refused. ``ratio``: ``comm_args.max_update_ratio``;
     None accepts all. ``past``: accepted norms, bounded by :meth:`end`, updated in place. ``silos``: their number.
     """
 
@@ -109,7 +109,7 @@ class Judge:
         """Reason to refuse an upload, if any, after all have been added."""
         for name, norm in self._now[client].items():
             before, others = self._before(client, name), self._others(client, name)
-            assumed = not before and self._too_few(others)
+            assumed = not before and self._unknown(name, others)
             limits = [max([ASSUMED, *others])] if assumed else others
             if norm and norm > max(self._most(before, median), self._most(limits, median_high)):
                 medians = [f"{median_high(others):.3g} for the others"] if others and not assumed else []
@@ -128,11 +128,11 @@ class Judge:
             own = self.past[client][self._round]
             for name, norm in own.items():
                 others = self._others(client, name)
-                if self._too_few(others):
+                if self._unknown(name, others):
                     own[name] = min(norm, ASSUMED)
                     continue
                 middle = median_high(others)
-                if norm > LARGE * middle:
+                if norm > LARGE * middle and len(self._now) > 2:
                     large[client] = f"the norm of its {name} is {norm:.3g}; the median of the others is {middle:.3g}"
                 # else a silo could grow in each round by the ratio of its own past, until the others' training fails
                 own[name] = min(norm, self.ratio * middle)
@@ -141,9 +141,10 @@ class Judge:
     def _accept(self, client: int) -> None:
         self.past.setdefault(client, {})[self._round] = self._now[client]
 
-    def _too_few(self, others: list[float]) -> bool:
-        """Whether a minority of the silos may be most of ``others``, as when few silos send a tensor."""
-        return len(others) < max(2, 2 * ((len(self._now) - 1) // 2))
+    def _unknown(self, name: str, others: list[float]) -> bool:
+        """Whether there is no usual norm: a minority may be most of ``others``, or most of them changed nothing."""
+        too_few = len(others) < max(2, 2 * ((len(self._now) - 1) // 2))
+        return too_few or (name == UPDATE and median_high(others) == 0)
 
     def _most(self, norms: list[float], middle: Callable[[list[float]], float]) -> float:
         if self.ratio is None:
@@ -155,7 +156,7 @@ class Judge:
         return _comparable((rounds[at] for at in rounds if at < self._round), name)
 
     def _others(self, client: int, name: str) -> list[float]:
-        now = _comparable((norms for k, norms in self._now.items() if k != client), name)
+        now = _comparable((norms for k, norms in self._now.items() if k != client), name, zeros=True)
         if len(now) >= 2:
             return now
         absent = self.past.keys() - {client, *self._now, *self._excluded}
@@ -164,7 +165,8 @@ class Judge:
         return known if len(known) >= 2 * minority else now
 
 
-def _comparable(uploads: Iterable[Mapping[str, float]], name: str) -> list[float]:
-    """Norms above 0, and those of buffers and frozen parameters that training did not change."""
+def _comparable(uploads: Iterable[Mapping[str, float]], name: str, *, zeros: bool = False) -> list[float]:
+    """Norms above 0, with ``zeros`` also of unchanged models, and of buffers that training did not change."""
+    zeros = zeros and name == UPDATE
     untrained = name.startswith(UNTRAINED)
-    return [norms.get(name, 0.0) for norms in uploads if norms.get(name) or (untrained and norms.get(UPDATE))]
+    return [norms.get(name, 0.0) for norms in uploads if norms.get(name) or zeros or (untrained and norms.get(UPDATE))]

@@ -83,7 +83,7 @@ def test_in_rounds_of_two_silos_a_silo_is_compared_with_the_last_uploads_of_the_
     judge.begin(4)
     assert judge.add(0, {"update": 1.0})
     assert judge.add(4, {"update": 1e8})  # only 100 times its own past
-    assert judge.end() == {4: "the norm of its update is 1e+08; the median of the others is 1"}
+    assert judge.end() == {}  # the last uploads of the others may be old
     assert judge.past[4][4] == {"update": 1000.0}
     judge = Judge(1000, {}, 5)  # the uploads of three silos are not known yet
     assert objections(judge, {"update": 1.0, MEAN: 0.0}, {"update": 1.0, MEAN: 8e4}) == ["", ""]
@@ -96,6 +96,11 @@ def test_tiny_updates_of_a_minority_do_not_exclude_honest_silos():
     assert judged(Judge(10, {}, 3), 0, {0: 1.0, 1: 1.1, 2: 1.2, 3: 1e-9, 4: 1e-9}) == [0, 1, 2, 3, 4]
     assert judged(Judge(10, {}, 3), 0, {0: 1.0, 1: 1.1, 2: 1.2, 3: 1e30, 4: 3e30}) == [0, 1, 2]
     assert judged(Judge(10, {}, 3), 0, {0: 1.0, 1: 1e30}) == [0]
+
+
+def test_unchanged_models_of_a_minority_do_not_hide_a_large_update():
+    assert judged(Judge(1000, {}, 5), 0, {0: 1.0, 1: 1.1, 2: 1.2, 3: 0.0, 4: 9e5}) == [0, 1, 2, 3]
+    assert judged(Judge(1000, {}, 5), 0, {0: 1.0, 1: 1.1, 2: 1.2, 3: 0.0, 4: 0.0}) == [0, 1, 2, 3, 4]
 
 
 def test_zero_norms_are_ignored_and_a_single_upload_is_compared_with_earlier_ones():
