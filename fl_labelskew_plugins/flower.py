@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
-from fl_labelskew_registry import LabelSkewError, mistake
+from fl_labelskew_registry import LabelSkewError, RunError, mistake
 from flwr.app import Context
 from flwr.app import Message as FlowerMessage
 from flwr.clientapp import ClientApp
@@ -49,7 +49,7 @@ def server_app(recipe: str | Path) -> ServerApp:
             start(options)
         except LabelSkewError as error:
             log.error(error.shown())
-            raise type(error)(str(error)) from None  # Flower then marks the run as failed
+            raise RunError(str(error)) from None  # Flower then marks the run as failed
         finally:
             GRID.reset(token)
 

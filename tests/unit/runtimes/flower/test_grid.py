@@ -1,4 +1,4 @@
-"""Messages that real nodes do not send. `make test-fast` runs this file in the environment with Flower."""
+"""Messages that real nodes do not send. `make test-flower` runs this file."""
 
 import contextlib
 import queue
