@@ -115,7 +115,7 @@ class EMNIST(MNIST):
     kind = "EMNIST"
     below = "EMNIST/raw"
     published = "https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip, about 560 MB"
-    moments = ((0.1736,), (0.3317,))  # commonly used, of byclass
+    moments = ((0.1736,), (0.3317,))  # commonly used values, of the split byclass
 
     class Params(Params):
         split: Split = Field("balanced", description="One of six splits, with 62, 47, 47, 26, 10 and 10 classes.")

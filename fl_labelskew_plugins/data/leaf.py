@@ -45,7 +45,7 @@ class Leaf(Dataset):
         users: int | None = Field(None, ge=1, description="Number of users, drawn with the seed; default: all.")
 
     def samples(self, x: list[Any], y: list[Any]) -> UserArrays:
-        """One user's samples. Raise ValueError with a message that follows the user's name."""
+        """One user's samples. Raise ValueError with the rest of a sentence that begins with the user's name."""
         raise NotImplementedError
 
     def files(self, data_dir: Path | None, part: str) -> list[Path]:

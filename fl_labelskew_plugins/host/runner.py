@@ -172,7 +172,11 @@ class Trainer(ClientTrainer):  # type: ignore[misc]
         if federation.clients_per_round == federation.num_clients:
             return int(self.id)  # the number of this process, which always trains the same client
         problem = f"{'several entries contain' if clients else 'no entry contains'} the object train_data"
-        raise mistake("fl.fedml.trainer: dataset[5]", problem, "one object per client, the same one as for FedMLRunner")
+        raise mistake(
+            "fl.fedml.trainer: dataset[5]",
+            problem,
+            "one object for each client, and these same objects for FedMLRunner",
+        )
 
     def _file(self, client: int) -> Path | None:
         return None if self.task.state_dir is None else self.task.state_dir / f"client{client:06d}.safetensors"

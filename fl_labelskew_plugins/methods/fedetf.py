@@ -66,8 +66,8 @@ class FedETF(Method):
         \mathcal{L} = \text{CE}(\hat z + \ln n, y), \quad \hat z = s \, V \frac{u}{\lVert u \rVert}, \quad u = A h + b
 
     in which classes without samples do not take part. A linear classifier with weights ``s V A`` and bias ``s V b``
-    predicts the class of the largest ``\hat z``, too. These are set in the server's model and, for its test, in a
-    client's own model.
+    predicts the same class, that of the largest ``\hat z``. The server's model gets this classifier, and a client's own
+    model gets it before a test.
     """
 
     class Params(params.Params):

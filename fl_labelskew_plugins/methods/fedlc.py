@@ -74,7 +74,9 @@ class FedLC(Method):
 
     class Params(params.Params):
         tau: float = Field(1.0, ge=0, description="strength of the margins; the paper gives no value; 0: none")
-        missing: Missing = Field("one", description="class without samples: one: counts as one; mask: not in softmax")
+        missing: Missing = Field(
+            "one", description="class without samples; one: counts as one sample; mask: not in the softmax"
+        )
         denominator: Literal["full", "others"] = Field(
             "full", description="full: whole softmax (theorem 3); others: without the label's own term (eq. 7 printed)"
         )
@@ -107,10 +109,10 @@ class FedLC(Method):
         if p.missing == "mask":
             lines.append("missing: mask removes a class without samples from the softmax; the paper has no rule")
         elif p.tau > 0:
-            lines.append("missing: one counts a class without samples as one sample; the paper has no rule")
+            lines.append("with missing: one, a class without samples counts as one sample; the paper has no rule")
         return lines
 
     def warnings(self, federation: Federation) -> list[str]:
         if self.params.denominator == "others":
-            return ["denominator: others has no lower bound, so training may diverge; full is safe"]
+            return ["with denominator: others, the loss has no lower bound, so training may diverge; full is safe"]
         return []

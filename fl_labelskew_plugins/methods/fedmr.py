@@ -171,7 +171,9 @@ class FedMR(Method):
     class Params(params.Params):
         mu1: float = Field(0.01, ge=0, description="weight of the intra-class loss; 0: none")
         mu2: float = Field(1e-4, ge=0, description="weight of the inter-class loss; 0: none")
-        scale: Scale = Field("code", description="intra-class loss: code: as the authors compute it; paper: eq. 3")
+        scale: Scale = Field(
+            "code", description="form of the intra-class loss; code: as the authors compute it; paper: eq. 3"
+        )
         eps: float = Field(1e-8, gt=0, description="added to a feature's variance within a class, intra-class loss")
         negatives: Negatives = Field("all", description="inter-class loss against all known classes, or observed ones")
         lite: int | None = Field(
@@ -249,15 +251,19 @@ class FedMR(Method):
         if self.params.scale == "code" and self.params.mu1 > 0:
             lines.append("scale: code is the intra-class loss of the authors' code, not eq. 3 as printed")
         if self.params.scale == "paper" and self.params.mu1 > 0:
-            lines.append("scale: paper divides the variance by n - 1; the paper prints 1/n, for which lemma 1 fails")
+            lines.append(
+                "with scale: paper, the variance is divided by n - 1; the paper prints 1/n, for which lemma 1 fails"
+            )
         if self.params.eps != 1e-8 and self.params.mu1 > 0:
             lines.append(f"eps: {self.params.eps:g} is added to the variance; the authors' code adds 1e-8")
         if self.params.negatives == "all" and self.inter:
             lines.append(
-                "negatives: all uses missing classes as negatives too; eq. 4 as printed uses only observed classes"
+                "with negatives: all, missing classes are negatives, too; eq. 4 as printed uses only observed classes"
             )
         if self.params.prototypes == "running" and self.inter:
-            lines.append("prototypes: running averages over the last epoch; algorithm 1 uses the final weights")
+            lines.append(
+                "with prototypes: running, they are averages over the last epoch; algorithm 1 uses the final weights"
+            )
         return lines
 
     def warnings(self, federation: Federation) -> list[str]:

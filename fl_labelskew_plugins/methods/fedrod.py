@@ -52,7 +52,7 @@ def balanced_logits(logits: Tensor, counts: Tensor, *, gamma: float = 1.0, missi
 
 
 class FedRoD(Method):
-    r"""Balanced softmax for the upload, and a private head.
+    r"""Balanced softmax for the uploaded model, and a private head.
 
     The generic predictor is trained with the balanced softmax. The personalised predictor, which has the private
     head ``V``, is trained with plain cross-entropy:
@@ -65,7 +65,9 @@ class FedRoD(Method):
 
     class Params(params.Params):
         gamma: float = Field(1.0, ge=0, description="strength of the balanced softmax; 0: plain softmax")
-        missing: Missing = Field("one", description="class without samples: one: counts as one; mask: not in softmax")
+        missing: Missing = Field(
+            "one", description="class without samples; one: counts as one sample; mask: not in the softmax"
+        )
         private: float = Field(1.0, ge=0, description="weight of the private head's cross-entropy; 0: no private head")
 
     paper = (

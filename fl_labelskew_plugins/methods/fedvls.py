@@ -60,7 +60,7 @@ def logit_suppression(logits: Tensor, labels: Tensor, counts: Tensor, *, form: F
     >>> z, labels, counts = torch.zeros(2, 3), torch.tensor([0, 1]), torch.tensor([1, 1, 0])
     >>> logit_suppression(z, labels, counts, form="paper")  # half of the samples are of another class: log(1 / 2)
     tensor(-0.6931)
-    >>> logit_suppression(z, labels, counts)  # the other sample counts 2 / 3, the own one 1: log(5 / 6)
+    >>> logit_suppression(z, labels, counts)  # another class counts 2 / 3, the class itself 1: log(5 / 6)
     tensor(-0.1823)
     """
     check_choice("form", form, ("code", "paper"))
@@ -88,8 +88,8 @@ class FedVLS(Method):
 
     .. math:: \mathcal{L}_{dis} = \frac1B \sum_{i=1}^{B} \sum_{o \in O} q^g_{i,o} \log \frac{q^g_{i,o}}{q_{i,o}}
 
-    The suppression lowers the logit of each class in the samples of other classes (lines 16 and 17). It is shown with
-    ``form: paper``. Line 18 is the sum, with ``w = 1``:
+    The suppression lowers the logit of each class in the samples of other classes (lines 16 and 17). The formula below
+    is that of ``form: paper``. Line 18 is the sum, with ``w = 1``:
 
     .. math::
         \mathcal{L}_{logit} = \sum_c p_c \log \frac1B \sum_{i: y_i \ne c} \exp(z_{i,c}), \quad
@@ -102,10 +102,10 @@ class FedVLS(Method):
         lam: float = Field(0.1, ge=0, description="weight of the distillation (authors' README: 0.1)")
         suppression: float = Field(0.005, ge=0, description="weight w of the suppression (paper: 1)")
         form: Form = Field(
-            "code", description="suppression: paper: without the label's logit, unbounded; code: it counts as exp(0)"
+            "code", description="suppression; paper: without the label's logit, unbounded; code: it counts as exp(0)"
         )
         calibration: Literal["prior", "none"] = Field(
-            "prior", description="cross-entropy: prior: weighted by class shares (line 14); none: plain"
+            "prior", description="cross-entropy; prior: weighted by class shares (line 14); none: plain"
         )
 
     paper = "Exploring Vacant Classes in Label-Skewed Federated Learning, AAAI 2025, https://arxiv.org/abs/2401.02329"
@@ -139,16 +139,16 @@ class FedVLS(Method):
     def deviations(self) -> list[str]:
         p, lines = self.params, []
         if p.calibration == "none":
-            lines.append("calibration: none is plain cross-entropy; line 14 weights each class by its share")
+            lines.append("with calibration: none, the cross-entropy is plain; line 14 weights each class by its share")
         if p.suppression not in (0, 1):
             lines.append(
                 f"suppression has the weight {p.suppression:g}; line 18 has no weight, the authors' code has 0.005"
             )
         if p.suppression > 0 and p.form == "code":
-            lines.append("form: code shifts the logits, and samples of the class count as exp(0); line 16 omits them")
+            lines.append("with form: code, logits are shifted, and samples of the class add exp(0); line 16 omits them")
         return lines
 
     def warnings(self, federation: Federation) -> list[str]:
         if self.params.suppression > 0 and self.params.form == "paper":
-            return ["form: paper has no lower bound, so training may diverge; code is safe"]
+            return ["with form: paper, the loss has no lower bound, so training may diverge; code is safe"]
         return []

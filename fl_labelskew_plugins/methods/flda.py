@@ -1,8 +1,8 @@
 """FLDA: Private Federated Learning with Domain Adaptation.
 
-The gate starts at one half, and the private network with the same weights at all clients. With ``private_start:
-general``, both networks stay equal in a client's first round, and the gate does not change, because its gradient is
-their difference.
+The gate starts at one half. The private network starts with the same weights at all clients. With ``private_start:
+general``, both networks stay equal in a client's first round. The gate then does not change, because its gradient is
+proportional to the difference of the networks' outputs.
 """
 
 import math
@@ -25,7 +25,7 @@ EXPERT, GATE_NOW = "flda.private", "flda.gate"  # the private network and gate o
 
 
 def mixed(general: Tensor, private: Tensor, score: Tensor, *, mixture: Mixture = "logits") -> Tensor:
-    r"""Logits ``(B, C)`` of the mixture; for ``probabilities``, their logarithm.
+    r"""Logits ``(B, C)`` of the mixture; for ``probabilities``, the logarithm of the mixed probabilities.
 
     .. math:: a z_G + (1 - a) z_P \quad\text{or}\quad \log\bigl(a \, \sigma(z_G) + (1 - a) \, \sigma(z_P)\bigr)
 
@@ -78,7 +78,7 @@ class FLDA(Method):
         if kept is None and self.params.private_start == "random":
             assert client.fresh is not None
             kept = dict(client.fresh())
-        expert = frozen_model(client, kept)  # trained below
+        expert = frozen_model(client, kept)  # its parameters are trained, see below
         for private, shared in zip(expert.parameters(), client.model.parameters(), strict=True):
             private.requires_grad_(shared.requires_grad)
         client.scratch[EXPERT] = expert
@@ -132,5 +132,5 @@ class FLDA(Method):
         elif self.params.general_share < 1:
             lines.append("general_share: a fixed share replaces the learnt gate")
         if self.params.mixture == "logits" and self.params.general_share != 1:
-            lines.append("mixture: logits mixes logits; the paper mixes predictions")
+            lines.append("with mixture: logits, the logits are mixed; the paper mixes predictions")
         return lines

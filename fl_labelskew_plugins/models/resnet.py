@@ -29,7 +29,7 @@ class _ResNet(Pretrained):
         @model_validator(mode="after")
         def _weights_need_imagenet_stem(self) -> "_ResNet.Params":
             if self.weights is not None and self.stem != "imagenet":
-                raise ValueError("weights need stem: imagenet; use that, or no weights")
+                raise ValueError("weights can only be used with stem: imagenet; set that, or omit weights")
             return self
 
     def _body(self, channels: int, height: int, width: int) -> tuple[nn.Module, int]:

@@ -161,7 +161,7 @@ def test_digests_of_networks_without_weights_equal_version_0_2(tmp_path):
 
 
 def test_weights_need_torchvisions_stem_and_three_channels(tmp_path):
-    with pytest.raises(LabelSkewError, match=r"weights need stem: imagenet; use that, or no weights"):
+    with pytest.raises(LabelSkewError, match=r"weights can only be used with stem: imagenet; set that, or omit"):
         recipe(tmp_path, model="resnet18", weights="w.pth", stem="small")
     with pytest.raises(LabelSkewError, match=r"stem: imagenet needs images of 3 channels, this data set has 1; use"):
         ResNet18(ResNet18.Params(weights="w.pth")).build((1, 32, 32), 8)
