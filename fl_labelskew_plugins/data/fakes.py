@@ -73,7 +73,7 @@ def wrong(rows: Sequence[tuple[str, str, str]], *, copy: bool = False) -> Survey
 def parts(
     samples: int | None, *, classes: int, shape: tuple[int, int, int], seed: int, names: Sequence[str] = PARTS
 ) -> dict[str, Arrays]:
-    """Images for each part, ``x`` ``(N, *shape)`` uint8. ``samples``: in all; default: 300, or 4 per class if that is more."""
+    """Images for each part, ``x`` ``(N, *shape)`` uint8. ``samples``: of all parts; default: 300, or 4 per class."""
     number = max(300, 4 * classes) if samples is None else samples
     if number < classes * len(names):
         raise mistake(f"--samples {number}", f"too few for {classes} classes", f"at least {classes * len(names)}")

@@ -8,13 +8,14 @@ from statistics import median, median_high
 import torch
 from torch import Tensor
 
-from fl_labelskew_plugins.engine.aggregate import matching
+from fl_labelskew_plugins.engine.aggregate import VARIANCES, matching
 from fl_labelskew_plugins.engine.local import LocalResult
 from fl_labelskew_plugins.runs.checkpoint import Norms
 from fl_labelskew_plugins.tensors import OPTIMIZER, Weights
 
 UPDATE, MOVEMENT = "update", "update times the optimiser's numbers"
 UNTRAINED = "tensor "  # before the name of a buffer or frozen parameter
+STATISTICS = "running means and variances"  # of batch normalisation
 ROUNDS = 10  # earlier uploads of a silo with which its upload is compared
 ASSUMED = 1000.0  # smallest assumed median, if a silo has no past and too few others have uploaded
 LARGE = 30.0  # times the others' median: the server warns of the silo
@@ -26,16 +27,17 @@ def norms(
     """L2 norms of an upload of the same form as ``old``, without copying it; ``sends``: see ``Method.sends``.
 
     Returns:
-        Norms of the parameters' change (``update``), of each other tensor's change (``tensor NAME``), of all optimiser
-        tensors, of ``update`` times their single numbers if ``sends_change``, and of each of the method's tensors.
-        Integer counts and buffers are omitted.
+        Norms of the parameters' change (``update``), of the change of batch normalisation's statistics, of each other
+        tensor that changes (``tensor NAME``), of all optimiser tensors, of ``update`` times their single numbers if
+        ``sends_change``, and of each of the method's tensors. Integer counts and buffers are omitted.
     """
     totals: dict[str, float] = {}
     for name, value in result.upload.items():
         trained = name in parameters
         if value.is_floating_point():
             before = None if trained and sends_change else old[name]
-            totals |= _with(totals, UPDATE if trained else UNTRAINED + name, value, before)
+            group = STATISTICS if name.endswith(("running_mean", VARIANCES)) else UNTRAINED + name
+            totals |= _with(totals, UPDATE if trained else group, value, before)
     for name, value in result.contributions.items():
         if sends.get(name) != "counts" or value.is_floating_point():
             group = OPTIMIZER if name.startswith(f"{OPTIMIZER}/") else name
@@ -46,7 +48,7 @@ def norms(
             abs(float(v)) for n, v in result.contributions.items() if n.startswith(f"{OPTIMIZER}/") and not v.dim()
         ]
         totals |= {MOVEMENT: math.prod([totals.get(UPDATE, 0.0), *numbers])} if numbers else {}
-    return totals
+    return {name: norm for name, norm in totals.items() if norm or not name.startswith(UNTRAINED)}
 
 
 def _per_sample(name: str, value: Tensor, tensors: Mapping[str, Tensor], sends: Mapping[str, str]) -> Tensor:
@@ -161,12 +163,11 @@ class Judge:
             return now
         absent = self.past.keys() - {client, *self._now, *self._excluded}
         known = now + [before[-1] for k in sorted(absent) if (before := self._before(k, name))]
-        minority = (self.silos - 1) // 2
+        minority = (self.silos - len(self._excluded) - 1) // 2
         return known if len(known) >= 2 * minority else now
 
 
 def _comparable(uploads: Iterable[Mapping[str, float]], name: str, *, zeros: bool = False) -> list[float]:
-    """Norms above 0, with ``zeros`` also of unchanged models, and of buffers that training did not change."""
-    zeros = zeros and name == UPDATE
-    untrained = name.startswith(UNTRAINED)
-    return [norms.get(name, 0.0) for norms in uploads if norms.get(name) or zeros or (untrained and norms.get(UPDATE))]
+    """Norms above 0, and 0 for buffers and frozen parameters that did not change; with ``zeros`` also for updates."""
+    counts_zeros = name.startswith(UNTRAINED) or (zeros and name == UPDATE)
+    return [norms.get(name, 0.0) for norms in uploads if norms.get(name) or counts_zeros]

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fl_labelskew_plugins.engine.local import LocalResult
-from fl_labelskew_plugins.runtimes.silo.outliers import UNTRAINED, Judge, norms
+from fl_labelskew_plugins.runtimes.silo.outliers import STATISTICS, UNTRAINED, Judge, norms
 from fl_labelskew_plugins.tensors import PIECE
 
 MEAN = f"{UNTRAINED}mean"
@@ -101,6 +101,22 @@ def test_tiny_updates_of_a_minority_do_not_exclude_honest_silos():
 def test_unchanged_models_of_a_minority_do_not_hide_a_large_update():
     assert judged(Judge(1000, {}, 5), 0, {0: 1.0, 1: 1.1, 2: 1.2, 3: 0.0, 4: 9e5}) == [0, 1, 2, 3]
     assert judged(Judge(1000, {}, 5), 0, {0: 1.0, 1: 1.1, 2: 1.2, 3: 0.0, 4: 0.0}) == [0, 1, 2, 3, 4]
+    uploads = [{"update": update} for update in (1.0, 1.0, 1.0, 0.0)] + [{"update": 1.0, f"{UNTRAINED}frozen": 0.1}]
+    assert [bool(line) for line in objections(Judge(10, {}, 5), *uploads)] == [False] * 4 + [True]
+
+
+def test_statistics_that_a_minority_does_not_change_exclude_no_honest_silo():
+    """An honest silo with one sample does not change them either."""
+    uploads = [{"update": 1.0, STATISTICS: changed} for changed in (0.0, 5.0, 0.0)]
+    assert objections(Judge(10, {}, 3), *uploads) == [""] * 3
+
+
+def test_excluded_silos_do_not_count_for_the_majority():
+    judge = Judge(1000, {0: {0: {"update": 1.0}}, 1: {0: {"update": 1.0}}}, 5)
+    judge.begin(1, [2, 3])
+    judge.add(0, {"update": 1.0})
+    judge.add(4, {"update": 9e5})
+    assert judge.objection(4) != ""
 
 
 def test_zero_norms_are_ignored_and_a_single_upload_is_compared_with_earlier_ones():
@@ -188,12 +204,18 @@ def test_norms_by_hand(sends_change):
     old = {"w": torch.full((2, 2), 5.0), "b": torch.zeros(2), "mean": torch.ones(1), "steps": torch.tensor(0)}
     upload = {"w": torch.full((2, 2), 7.0), "b": torch.tensor([3.0, 0.0]), "mean": torch.full((1,), -2.0)}
     upload["steps"] = torch.tensor(2**62)
+    old |= {"bn.running_mean": torch.zeros(1), "bn.running_var": torch.ones(1), "frozen": torch.ones(3)}
+    upload |= {
+        "bn.running_mean": torch.full((1,), 4.0),
+        "bn.running_var": torch.full((1,), 4.0),
+        "frozen": torch.ones(3),
+    }
     sent = {"optimizer/a": torch.tensor(3.0), "optimizer/b": torch.full((4,), 2.0), "counts": torch.tensor([9, 1, 0])}
     sent |= {"sums": torch.full((3, 3), 2.0), "outputs": torch.ones(4, dtype=torch.int64)}
     kinds = {"sums": "prototypes", "counts": "counts"}  # sums over 9 samples, over 1, and over none
     values = norms(LocalResult(upload, sent, {}, {}), old, ["w", "b"], kinds, sends_change=sends_change)
     moved = math.sqrt(4 * 49 + 9) if sends_change else 5.0  # the parameters themselves are changes
-    expected = {"update": moved, "tensor mean": 3.0, "optimizer": 5.0, "outputs": 2.0}
+    expected = {"update": moved, "tensor mean": 3.0, STATISTICS: 5.0, "optimizer": 5.0, "outputs": 2.0}
     expected["sums"] = 2 * math.sqrt(3 * (1 / 81 + 1 + 1))
     if sends_change:  # the only single number of the optimiser is 3
         expected["update times the optimiser's numbers"] = 3 * moved
