@@ -78,6 +78,7 @@ class Opening(SiloExchange):
     def __init__(self, server: SiloServer) -> None:
         super().__init__(server)
         self._sent: dict[int, Contribution] = {}
+        self._without: set[int] | None = None  # silos that did not count in the shared result
         self._file = server.folder.path / OPENINGS
         self._poll = Poll(server.members, [], "openings", self._sent)
         self.handlers = {Kind.OPENING: self._take}
@@ -108,10 +109,14 @@ class Opening(SiloExchange):
 
     def catch_up(self) -> None:
         """Share the result again if other silos count now."""
+        if not self.wanted:
+            return
         opened, uncounted = set(self.rounds.server.opened), self.server.members.uncounted
         sent = self._sent.keys() - uncounted
+        if self._without is None:  # a resumed run
+            self._without = uncounted & opened
         # a run of an earlier version may lack some until these silos connect
-        if sent != opened and sent >= opened - uncounted:
+        if (sent != opened or uncounted != self._without) and sent >= opened - uncounted:
             self._share()
 
     def missed(self, client: int) -> str:
@@ -138,6 +143,7 @@ class Opening(SiloExchange):
 
     def _share(self) -> None:
         server, uncounted = self.rounds.server, self.server.members.uncounted
+        self._without = uncounted
         server.federation = self.server.census.federation(self.rounds.session.federation, uncounted)
         clients, total = sorted(self._sent.keys() - uncounted), server.federation.num_samples
         for client in sorted(set(range(self.server.num_silos)) - uncounted):

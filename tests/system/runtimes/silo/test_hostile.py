@@ -310,10 +310,10 @@ def test_a_silo_that_makes_the_weights_of_all_others_0_is_reported(federation):
 
 
 class LeavesBeforeTraining(FakeSilo):
-    """Sends its opening and disconnects when it is asked to train."""
+    """Sends its opening, if any, and disconnects when it is asked to train."""
 
     def receive_message(self, kind, arrived):
-        if kind == Kind.TRAIN:
+        if kind == Kind.TRAIN or (kind == Kind.WELCOME and self.opening is None):
             self.leave()
         else:
             super().receive_message(kind, arrived)
@@ -335,12 +335,13 @@ def test_a_silo_that_is_turned_away_after_its_opening_no_longer_counts(federatio
     assert (left[0], left[-1]) == (None, [2])
 
 
-def test_the_samples_of_an_excluded_silo_do_not_count_in_declared_weights(federation):
+@pytest.mark.parametrize("opens", [True, False])
+def test_the_samples_of_an_excluded_silo_do_not_count_in_declared_weights(opens, federation):
     rounds = "train_args.comm_round=20"
     federation.overrides = ["method_args.method=feddisco", rounds, "comm_args.reconnect_s=1", "comm_args.min_clients=2"]
     server = federation.server()
     server.says("listening on")
-    opening = {"discrepancy": torch.tensor(0.0, dtype=torch.float64)}
+    opening = {"discrepancy": torch.tensor(0.0, dtype=torch.float64)} if opens else None
     LeavesBeforeTraining(federation.address, [], facts=FACTS | {"samples": 10**9}, opening=opening)
     server.says("silo 3 has connected")
     silos = federation.silos(1, 2)
