@@ -144,7 +144,7 @@ class Judge:
         self.past.setdefault(client, {})[self._round] = self._now[client]
 
     def _unknown(self, name: str, others: list[float]) -> bool:
-        """Whether there is no usual norm: a minority may be most of ``others``, or most of them changed nothing."""
+        """Whether the usual norm is unknown: a minority may be most of ``others``, or most of these changed nothing."""
         too_few = len(others) < max(2, 2 * ((len(self._now) - 1) // 2))
         return too_few or (name == UPDATE and median_high(others) == 0)
 
