@@ -96,7 +96,7 @@ def _answers(
     guard, ledger = guard_of(recipe, rank, folder), ledger_of(recipe, folder)
     spool = Spool(recipe.comm.upload_memory_mb * 2**20, folder)
     transport = NodeTransport(rank, spool, audit)
-    data = SAMPLES.of(recipe, rank)
+    data = LOADED.of(recipe, rank)
     to_server = cast(SiloTransport, transport)  # a SiloClient uses what both have
     silo = SiloClient(Host(), to_server, rank, recipe, data, folder, Progress(), guard, ledger)
     requests = parcels.payloads(message.content)
@@ -116,7 +116,7 @@ def _answers(
     return transport.answers
 
 
-class Samples:
+class LoadedSamples:
     """The data of the last recipe, loaded once per process."""
 
     def __init__(self) -> None:
@@ -137,4 +137,4 @@ class Samples:
         return self._own if own else facts.load(recipe, rank - 1, self._parts)
 
 
-SAMPLES = Samples()
+LOADED = LoadedSamples()
