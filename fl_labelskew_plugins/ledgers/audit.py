@@ -21,9 +21,10 @@ from fl_labelskew_plugins.machine.files import open_regular
 from fl_labelskew_plugins.machine.text import clean, utc
 
 NAME = "audit.jsonl"
+SECURE = "sum", "complaint", "revealed"  # of secure aggregation
 EVENTS = (
     *("connected", "left", "refused", "received", "sent", "sent in part", "run", "list", "excluded", "included"),
-    *("sum", "complaint", "revealed"),
+    *SECURE,
     *("began", "opened", "closed", "repaired", "gap", "repeated"),
 )
 MAX_FILE_BYTES = 64 * 2**20
@@ -194,7 +195,7 @@ class Audit:
 
 def _is_answer(line: Mapping[str, Any]) -> bool:
     """Whether a line has a limit for its kind and round, so that repeats of one answer do not hide another one."""
-    return line["event"] == "sent" and line.get("kind") in ANSWERS
+    return line["event"] in SECURE or (line["event"] == "sent" and line.get("kind") in ANSWERS)
 
 
 def _most(line: Mapping[str, Any]) -> int:

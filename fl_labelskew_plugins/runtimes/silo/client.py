@@ -158,7 +158,7 @@ class Answers:
         """Charge a new answer to a repeated request, and return the seed of its noise."""
         silo, again = self.silo, secrets.token_hex(16)
         what = "the server repeats an earlier request; policy and privacy budget count the new answer"
-        silo.flood.print_event("round", f"{round + 1}: {what}", most=MAX_LINES)
+        silo.flood.print_event("request of round", f"{round + 1}: {what}", most=MAX_LINES)
         if silo.guard is not None:
             silo.guard.count_answer(silo.run_name, round, silo.answer_digest(again))
         self.charge(again, round)
@@ -553,7 +553,7 @@ class SiloClient(Manager):
                 self.ledger.spend(self.revealed().test, answer, run=self.run_name, round=round)
         except (PolicyError, SpentError) as error:
             refusal = f"{round + 1}: the test result is not sent: {error}"
-            self.flood.print_event("round", refusal, most=MAX_LINES, print_line=self.warn)
+            self.flood.print_event("test of round", refusal, most=MAX_LINES, print_line=self.warn)
             return False
         return True
 
