@@ -14,6 +14,7 @@ from fl_labelskew_plugins.runs.checkpoint import Norms
 from fl_labelskew_plugins.tensors import OPTIMIZER, Weights
 
 UPDATE, MOVEMENT = "update", "update times the optimiser's numbers"
+CHANGES = UPDATE, MOVEMENT, OPTIMIZER  # all silos send these
 UNTRAINED = "tensor "  # before the name of a buffer or frozen parameter
 STATISTICS = "running means and variances"  # of batch normalisation
 ROUNDS = 10  # earlier uploads of a silo with which its upload is compared
@@ -146,7 +147,7 @@ class Judge:
     def _unknown(self, name: str, others: list[float]) -> bool:
         """Whether the usual norm is unknown: a minority may be most of ``others``, or most of these changed nothing."""
         too_few = len(others) < max(2, 2 * ((len(self._now) - 1) // 2))
-        return too_few or (name == UPDATE and median_high(others) == 0)
+        return too_few or (name in CHANGES and median_high(others) == 0)
 
     def _most(self, norms: list[float], middle: Callable[[list[float]], float]) -> float:
         if self.ratio is None:
@@ -168,6 +169,6 @@ class Judge:
 
 
 def _comparable(uploads: Iterable[Mapping[str, float]], name: str, *, zeros: bool = False) -> list[float]:
-    """Norms above 0, and 0 for buffers and frozen parameters that did not change; with ``zeros`` also for updates."""
-    counts_zeros = name.startswith(UNTRAINED) or (zeros and name == UPDATE)
+    """Norms above 0, and 0 for buffers and frozen parameters without a change; ``zeros``: for ``CHANGES``, too."""
+    counts_zeros = name.startswith(UNTRAINED) or (zeros and name in CHANGES)
     return [norms.get(name, 0.0) for norms in uploads if norms.get(name) or counts_zeros]

@@ -6,7 +6,7 @@ import torch
 
 from fl_labelskew_plugins.engine.local import LocalResult
 from fl_labelskew_plugins.runtimes.silo.outliers import STATISTICS, UNTRAINED, Judge, norms
-from fl_labelskew_plugins.tensors import PIECE
+from fl_labelskew_plugins.tensors import OPTIMIZER, PIECE
 
 MEAN = f"{UNTRAINED}mean"
 
@@ -101,6 +101,8 @@ def test_tiny_updates_of_a_minority_do_not_exclude_honest_silos():
 def test_unchanged_models_of_a_minority_do_not_hide_a_large_update():
     assert judged(Judge(1000, {}, 5), 0, {0: 1.0, 1: 1.1, 2: 1.2, 3: 0.0, 4: 9e5}) == [0, 1, 2, 3]
     assert judged(Judge(1000, {}, 5), 0, {0: 1.0, 1: 1.1, 2: 1.2, 3: 0.0, 4: 0.0}) == [0, 1, 2, 3, 4]
+    uploads = [{"update": 1.0, OPTIMIZER: norm} for norm in (1.0, 1.1, 1.2, 0.0, 9e5)]
+    assert [bool(line) for line in objections(Judge(1000, {}, 5), *uploads)] == [False] * 4 + [True]
     uploads = [{"update": update} for update in (1.0, 1.0, 1.0, 0.0)] + [{"update": 1.0, f"{UNTRAINED}frozen": 0.1}]
     assert [bool(line) for line in objections(Judge(10, {}, 5), *uploads)] == [False] * 4 + [True]
 
