@@ -281,7 +281,7 @@ def test_without_mpirun_the_run_is_refused_with_one_line(tmp_path, monkeypatch):
     (tmp_path / "recipe.yaml").write_text(OVER_MPI)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert call("run", tmp_path / "recipe.yaml", "--run-dir", tmp_path / "run", code=2).stderr == (
-        "error: comm_args.backend: MPI needs mpirun on PATH, which is missing; to install it: "
+        "error: comm_args.backend: MPI needs mpirun on PATH, which is missing; to install Open MPI: "
         "apt-get install openmpi-bin libopenmpi-dev\n"
     )
     assert not (tmp_path / "run").exists()
