@@ -82,8 +82,8 @@ def _distance(value: Tensor, old: Tensor | None) -> float:
 class Judge:
     """Decides which uploads of a round are accepted, independently of their order: see docs/silo_failures.md.
 
-    Norms of 0 are not refused. ``ratio``: ``comm_args.max_update_ratio``;
-    None accepts all. ``past``: accepted norms, bounded by :meth:`end`, updated in place. ``silos``: their number.
+    Norms of 0 are not refused. ``ratio``: ``comm_args.max_update_ratio``; None accepts all. ``past``: accepted norms,
+    bounded by :meth:`end`, updated in place. ``silos``: their number.
     """
 
     ratio: float | None
@@ -126,10 +126,10 @@ class Judge:
         """End a round: bound its accepted norms; return a text for each client with a norm far above the others'."""
         if self.ratio is None:
             return {}
-        large = {}
+        large, bounded = {}, {}
         for client in [client for client, rounds in self.past.items() if self._round in rounds]:
-            own = self.past[client][self._round]
-            for name, norm in own.items():
+            own = bounded[client] = dict(self.past[client][self._round])
+            for name, norm in self.past[client][self._round].items():
                 others = self._others(client, name)
                 if self._unknown(name, others):
                     own[name] = min(norm, ASSUMED)
@@ -139,6 +139,8 @@ class Judge:
                     large[client] = f"the norm of its {name} is {norm:.3g}; the median of the others is {middle:.3g}"
                 # else a silo could grow in each round by the ratio of its own past, until the others' training fails
                 own[name] = min(norm, self.ratio * middle)
+        for client, own in bounded.items():
+            self.past[client][self._round] = own
         return large
 
     def _accept(self, client: int) -> None:
