@@ -50,8 +50,7 @@ test-fast: setup  ## the unit tests: no processes, no network, no long training;
 
 test-flower: setup $(FLOWER)/.setup.done  ## the tests on Flower, in .venv-flower (Python 3.11 or later)
 	OMP_NUM_THREADS=1 $(FLOWER)/bin/python -m pytest tests/unit/runtimes/flower
-	FLOWER_VENV=$(CURDIR)/$(FLOWER) $(PYTEST) tests/system/runtimes/flower tests/system/front/new/test_flower_app.py \
-		tests/system/test_benchmarks.py::test_flower
+	FLOWER_VENV=$(CURDIR)/$(FLOWER) $(PYTEST) tests/system/runtimes/flower
 
 coverage: setup  ## all tests, and which lines they run: half as long again
 	$(PYTEST) -n 2 --dist worksteal --cov --cov-report= --cov-fail-under=0 tests/unit

@@ -22,6 +22,10 @@ os.environ["FL_LABELSKEW_LOG"] = "plain"  # lines as at a terminal; without time
 
 import pytest
 
+# make test-flower runs these in an environment of their own
+collect_ignore = [] if find_spec("flwr") else ["unit/runtimes/flower"]
+collect_ignore += [] if "FLOWER_VENV" in os.environ else ["system/runtimes/flower"]
+
 for _name in ("COLUMNS", "LINES"):  # readline sets them for child processes; output into a pipe is not wrapped
     os.environ.pop(_name, None)
     os.unsetenv(_name)

@@ -7,8 +7,7 @@ import subprocess
 import time
 from pathlib import Path
 
-FOLDER = Path(os.environ.get("FLOWER_VENV", "missing"))
-INSTALLED = (FOLDER / "bin" / "flower-superlink").exists()
+FOLDER = Path(os.environ["FLOWER_VENV"])
 
 
 class FlowerEnvironment:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 from fl_labelskew_registry import LabelSkewError, catalog
-from flower_environment import INSTALLED, FlowerEnvironment
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted((ROOT / "benchmarks").glob("*.py"))
@@ -114,18 +113,6 @@ def test_gpu(tables):
     assert len({row[1] for row in scale}) == 10
     assert {row[2] for row in scale} == {"67.33", "74.97", "67.29", "75.51", ""}
     assert {row[6] for row in scale} == {"2 of 100"}
-
-
-def test_flower(tmp_path):
-    if not INSTALLED:
-        pytest.skip("needs make test-flower")
-    home = tmp_path / "home"
-    home.mkdir()
-    environment, log = FlowerEnvironment(home), tmp_path / "log"
-    printed = environment.run("python", ROOT / "benchmarks" / "flower.py", "--tiny", log=log)
-    _, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in printed.splitlines()]
-    assert [row[1] for row in rows] == ["sp", "Flower", "hand-written"]
-    assert all(float(cell) > 0 for row in rows for cell in row[2:4])
 
 
 def test_gpu_keeps_completed_measurements(tmp_path, monkeypatch):

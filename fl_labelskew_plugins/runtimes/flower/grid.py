@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 
 PULL_S = 0.05  # between requests for replies
 LOOK_S = 1.0  # between requests for the list of nodes
-AGAIN_S = 10.0  # before a node whose reply was an error is asked again
+AGAIN_S = 10.0  # pause after an error of a node
 
 
 CRASHED = (1, 2, 8)

@@ -1,13 +1,9 @@
-"""The environment with Flower; without it, these tests are skipped."""
-
 import pytest
-from flower_environment import INSTALLED, FlowerEnvironment
+from flower_environment import FlowerEnvironment
 
 
 @pytest.fixture
 def flower(tmp_path):
-    if not INSTALLED:
-        pytest.skip("needs make test-flower")
     home = tmp_path / "home"
     home.mkdir()
     environment = FlowerEnvironment(home)

@@ -6,9 +6,6 @@ import queue
 import pytest
 import torch
 from fl_labelskew_registry import LabelSkewError, RunError
-
-pytest.importorskip("flwr")
-
 from flwr.app import Array, ArrayRecord, Error, RecordDict
 from flwr.app import Message as FlowerMessage
 from flwr.supercore.task_identity import TaskIdentity

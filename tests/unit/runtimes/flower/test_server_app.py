@@ -4,8 +4,6 @@ import pytest
 from fl_labelskew_registry import RunError
 from recipe_texts import SILOS, simulation
 
-pytest.importorskip("flwr")
-
 from fl_labelskew_plugins.flower import server_app
 
 

@@ -88,7 +88,7 @@ def test_in_rounds_of_two_silos_a_silo_is_compared_with_the_last_uploads_of_the_
     judge = Judge(1000, {}, 5)  # the uploads of three silos are not known yet
     assert objections(judge, {"update": 1.0, MEAN: 0.0}, {"update": 1.0, MEAN: 8e4}) == ["", ""]
     assert judge.end() == {}
-    assert judge.past[1][0] == {"update": 1.0, MEAN: 1000.0}  # so that the next limit is no higher than the first
+    assert judge.past[1][0] == {"update": 1.0, MEAN: 1000.0}  # so the next limit equals the first one
 
 
 def test_tiny_updates_of_a_minority_do_not_exclude_honest_silos():
