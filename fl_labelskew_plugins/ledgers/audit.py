@@ -34,10 +34,8 @@ MINUTE = 60.0
 # further lines of an event and a peer are only counted, so that no peer can fill the disk
 EVENTS_PER_MINUTE = dict.fromkeys(("connected", "left", "refused"), 60)
 MESSAGES_PER_MINUTE = 1200
-ANSWERS, ANSWERS_PER_MINUTE = (
-    ("OPENING", "UPLOAD", "TESTED", "SURVEY", "MASKED"),
-    60,
-)  # of a silo, for each round of a run
+ANSWERS = "OPENING", "UPLOAD", "TESTED", "SURVEY", "MASKED"  # of a silo
+ANSWERS_PER_MINUTE = 60  # for each round of a run
 
 
 class Audit:
@@ -104,8 +102,10 @@ class Audit:
             while self._waiting:
                 line = self._waiting.popleft()
                 self._run = line.get("run", self._run)
-                parts = "event", "rank", "fingerprint", *(("kind", "round") if _is_answer(line) else ())
-                seen = self._seen.setdefault((self._run, *map(line.get, parts)), [0, line])
+                key = tuple(map(line.get, ("event", "rank", "fingerprint")))
+                if _is_answer(line):
+                    key += self._run, line.get("kind"), line.get("round")
+                seen = self._seen.setdefault(key, [0, line])
                 seen[0] += 1
                 if seen[0] <= _most(line):
                     self._append(line)

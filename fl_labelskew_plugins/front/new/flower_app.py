@@ -81,7 +81,7 @@ def flower_app(recipe: Path, out: Path) -> list[str]:
 
 def _commands(silos: int, own: bool) -> list[str]:
     if own:
-        return ["flower-superlink --insecure"]
+        return [f"labelskew certs new --silos {silos} --server localhost --server 127.0.0.1 --out certs"]
     return [f"flwr run . --stream --federation-config num-supernodes={silos}"]
 
 

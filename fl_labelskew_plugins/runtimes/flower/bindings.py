@@ -38,6 +38,7 @@ class Bindings:
         """Bind a silo at its first HELLO; afterwards, return whether ``value`` is its proof."""
         if not isinstance(value, str) or not re.fullmatch("[0-9a-f]{32}", value):
             return False
-        known = self._proofs.setdefault(str(rank), value)
-        write_text(self.file, json.dumps(self._proofs, indent=1) + "\n")
-        return known == value
+        if str(rank) not in self._proofs:
+            self._proofs[str(rank)] = value
+            write_text(self.file, json.dumps(self._proofs, indent=1) + "\n")
+        return self._proofs[str(rank)] == value
