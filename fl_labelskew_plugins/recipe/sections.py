@@ -314,8 +314,7 @@ class CommArgs(Params):
     max_update_ratio: float | None = Field(
         1000.0,
         ge=1,
-        description="cross_silo: refuse an upload if its norm exceeds this many times the median of the other uploads,"
-        " and of the silo's earlier ones; null: never",
+        description="cross_silo: refuse an upload if its norm exceeds this many times the round's median; null: never",
     )
     max_samples: int = Field(10**9, ge=1, le=10**12, description="cross_silo: largest number of samples per silo")
 

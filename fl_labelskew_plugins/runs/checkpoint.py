@@ -19,7 +19,6 @@ from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.tensors import Weights, group
 
 CPU = torch.device("cpu")
-Norms = dict[int, dict[int, dict[str, float]]]  # client to round to norms by name
 
 DAMAGED = (SafetensorError, OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError, OverflowError)
 
@@ -37,7 +36,7 @@ class Checkpoint:
     seconds: float = 0.0
     sizes: list[int] = field(default_factory=list)  # training samples of each client
     opened: list[int] = field(default_factory=list)  # clients with an opening in `shared`
-    norms: Norms = field(default_factory=dict)  # of uploads, see runtimes/silo/outliers.py
+    medians: dict[str, float] = field(default_factory=dict)  # of uploads' norms, see runtimes/silo/outliers.py
 
 
 def read(file: Path, device: torch.device = CPU, *, tensors: bool = True) -> Checkpoint:
@@ -47,8 +46,7 @@ def read(file: Path, device: torch.device = CPU, *, tensors: bool = True) -> Che
         loaded = {name: content.get_tensor(name) for name in names if tensors or name.startswith("clients/")}
         meta |= {name: numbers.tolist() for name, numbers in group(loaded, "clients").items()}
         meta |= {name: {int(client): number for client, number in meta[name]} for name in ("states", "selections")}
-        norms = meta.get("norms", {})
-        meta["norms"] = {int(k): {int(at): norm for at, norm in v.items()} for k, v in norms.items()}
+        meta["medians"] = {name: float(middle) for name, middle in meta.get("medians", {}).items()}
         meta |= {"round": int(meta["round"]), "seconds": float(meta.get("seconds", 0))}
         return Checkpoint(
             weights=group(loaded, "model"), shared=group(loaded, "shared"), memory=group(loaded, "memory"), **meta

@@ -210,7 +210,7 @@ class RunFolder(RunReader):
         tensors = joined(model=state.weights, shared=state.shared, memory=state.memory, clients=clients)
         if keep > 1 and (before := checkpoint.round_of(self.checkpoint)) is not None:
             copied(self.checkpoint, self._earlier(before))
-        meta = {"round": state.round, "seconds": state.seconds, "norms": state.norms}
+        meta = {"round": state.round, "seconds": state.seconds, "medians": state.medians}
         save_atomic(tensors, self.checkpoint, {"labelskew": json.dumps(meta)})
         states.checkpointed(keep)
         rounds = [at for at in self.earlier() if at < state.round]

@@ -54,7 +54,7 @@ class Record:
         checkpoint = loaded or Checkpoint(weights=session.start)
         self.next_round, self.weights = checkpoint.round, checkpoint.weights
         self.shared, self.memory = checkpoint.shared, checkpoint.memory
-        self.opened, self.norms = checkpoint.opened, checkpoint.norms
+        self.opened, self.medians = checkpoint.opened, checkpoint.medians
         self.confusion: Tensor | None = None  # (C, C), of this process's last test on the global test set
         self.test_samples: Sequence[int | None] = ()  # of each client in its last test
         self.run: str = folder.environment["run"] if resume else secrets.token_hex(8)
@@ -174,7 +174,7 @@ class Record:
             seconds=self.seconds,
             sizes=self.session.sizes,
             opened=self.opened,
-            norms=self.norms,
+            medians=self.medians,
         )
         self.folder.save_checkpoint(state, self.states, keep=self.session.recipe.tracking.keep_checkpoints)
         self._saved = self.next_round

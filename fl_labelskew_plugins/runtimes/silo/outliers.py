@@ -1,25 +1,23 @@
 """Refuse uploads of extreme size: a single finite upload of 3.4e38 would determine the mean of a round."""
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from statistics import median, median_high
+from statistics import median_high
 
 import torch
 from torch import Tensor
 
 from fl_labelskew_plugins.engine.aggregate import VARIANCES, matching
 from fl_labelskew_plugins.engine.local import LocalResult
-from fl_labelskew_plugins.runs.checkpoint import Norms
 from fl_labelskew_plugins.tensors import OPTIMIZER, Weights
 
 UPDATE, MOVEMENT = "update", "update times the optimiser's numbers"
-CHANGES = UPDATE, MOVEMENT, OPTIMIZER  # all silos send these
-UNTRAINED = "tensor "  # before the name of a buffer or frozen parameter
 STATISTICS = "running means and variances"  # of batch normalisation
-ROUNDS = 10  # earlier uploads of a silo with which its upload is compared
-ASSUMED = 1000.0  # smallest assumed median, if a silo has no past and too few others have uploaded
-LARGE = 30.0  # times the others' median: the server warns of the silo
+CHANGES = UPDATE, MOVEMENT, OPTIMIZER, STATISTICS  # all silos send these
+UNTRAINED = "tensor "  # before the name of a buffer or frozen parameter
+ASSUMED = 1000.0  # instead of an unknown median
+LARGE = 30.0  # times the median: the server warns of the silo
 
 
 def norms(
@@ -80,97 +78,56 @@ def _distance(value: Tensor, old: Tensor | None) -> float:
 
 @dataclass
 class Judge:
-    """Decides which uploads of a round are accepted, independently of their order: see docs/silo_failures.md.
+    """Compares the norms of a round's uploads with their median, independently of their order.
 
-    Norms of 0 are not refused. ``ratio``: ``comm_args.max_update_ratio``; None accepts all. ``past``: accepted norms,
-    bounded by :meth:`end`, updated in place. ``silos``: their number.
+    Norms are bounded as by Sun et al. 2019 (Can You Really Backdoor Federated Learning?), and the bound follows the
+    median of the round as in FLAME (Nguyen et al. 2022); larger uploads are refused, not scaled.
+
+    Args:
+        ratio: ``comm_args.max_update_ratio``.
+        medians: of the last earlier round with such norms, by name; updated in place.
     """
 
-    ratio: float | None
-    past: Norms
-    silos: int
-    _round: int = -1
+    ratio: float
+    medians: dict[str, float]
     _now: dict[int, dict[str, float]] = field(default_factory=dict)
-    _excluded: Collection[int] = ()
 
-    def begin(self, round: int, excluded: Collection[int] = ()) -> None:
-        """Begin a round: drop the norms of this and later rounds. Those of excluded clients are not compared."""
-        self._round, self._now, self._excluded = round, {}, excluded
-        for client, rounds in self.past.items():
-            before = sorted(at for at in rounds if at < round)
-            self.past[client] = {at: rounds[at] for at in before[-ROUNDS:]}
+    def begin(self) -> None:
+        """Begin a round without uploads."""
+        self._now = {}
 
     def add(self, client: int, norms: dict[str, float]) -> bool:
-        """Add an upload; True if its silo's past is enough to accept it."""
+        """Add an upload; True if the earlier medians are enough to accept it."""
         self._now[client] = norms
-        at_once = all(norm <= self._most(self._before(client, name), median) for name, norm in norms.items() if norm)
-        if at_once:
-            self._accept(client)
-        return at_once
+        return all(norm <= self.ratio * self.medians.get(name, 0.0) for name, norm in norms.items())
 
     def objection(self, client: int) -> str:
         """Reason to refuse an upload, if any, after all have been added."""
         for name, norm in self._now[client].items():
-            before, others = self._before(client, name), self._others(client, name)
-            assumed = not before and self._unknown(name, others)
-            limits = [max([ASSUMED, *others])] if assumed else others
-            if norm and norm > max(self._most(before, median), self._most(limits, median_high)):
-                medians = [f"{median_high(others):.3g} for the others"] if others and not assumed else []
-                medians += [f"{median(before):.3g} for its own past"] if before else []
-                medians += [f"assumed as {limits[0]:.4g}, because too few silos have sent {name}"] if assumed else []
-                return f"the norm of its {name} is {norm:.3g}; the median is {' and '.join(medians)}"
-        self._accept(client)
+            medians = [middle for middle in (self._median(name), self.medians.get(name)) if middle is not None]
+            if norm > self.ratio * max(medians, default=ASSUMED):
+                usual = f"the median {max(medians):.3g}" if medians else f"{ASSUMED:g}, the assumed median"
+                return f"the norm of its {name} is {norm:.3g}, more than {self.ratio:g} times {usual}"
         return ""
 
     def end(self) -> dict[int, str]:
-        """End a round: bound its accepted norms; return a text for each client with a norm far above the others'."""
-        if self.ratio is None:
-            return {}
-        large, bounded = {}, {}
-        for client in [client for client, rounds in self.past.items() if self._round in rounds]:
-            own = bounded[client] = dict(self.past[client][self._round])
-            for name, norm in self.past[client][self._round].items():
-                others = self._others(client, name)
-                if self._unknown(name, others):
-                    own[name] = min(norm, ASSUMED)
-                    continue
-                middle = median_high(others)
-                if norm > LARGE * middle and len(self._now) > 2:
-                    large[client] = f"the norm of its {name} is {norm:.3g}; the median of the others is {middle:.3g}"
-                # else a silo could grow in each round by the ratio of its own past, until the others' training fails
-                own[name] = min(norm, self.ratio * middle)
-        for client, own in bounded.items():
-            self.past[client][self._round] = own
+        """End a round; return a text for each client with an accepted norm far above the median of the round."""
+        found = {name: self._median(name) for norms in self._now.values() for name in norms}
+        medians = {name: middle for name, middle in found.items() if middle is not None}
+        large = {
+            client: f"the norm of its {name} is {norm:.3g}; the median of the round is {medians[name]:.3g}"
+            for client, norms in self._now.items()
+            for name, norm in norms.items()
+            if name in medians and norm > LARGE * medians[name] and not self.objection(client)
+        }
+        self.medians.update(medians)
         return large
 
-    def _accept(self, client: int) -> None:
-        self.past.setdefault(client, {})[self._round] = self._now[client]
-
-    def _unknown(self, name: str, others: list[float]) -> bool:
-        """Whether the usual norm is unknown: a minority may be most of ``others``, or most of these changed nothing."""
-        too_few = len(others) < max(2, 2 * ((len(self._now) - 1) // 2))
-        return too_few or (name in CHANGES and median_high(others) == 0)
-
-    def _most(self, norms: list[float], middle: Callable[[list[float]], float]) -> float:
-        if self.ratio is None:
-            return math.inf
-        return self.ratio * middle(norms) if norms else 0.0
-
-    def _before(self, client: int, name: str) -> list[float]:
-        rounds = self.past.get(client, {})
-        return _comparable((rounds[at] for at in rounds if at < self._round), name)
-
-    def _others(self, client: int, name: str) -> list[float]:
-        now = _comparable((norms for k, norms in self._now.items() if k != client), name, zeros=True)
-        if len(now) >= 2:
-            return now
-        absent = self.past.keys() - {client, *self._now, *self._excluded}
-        known = now + [before[-1] for k in sorted(absent) if (before := self._before(k, name))]
-        minority = (self.silos - len(self._excluded) - 1) // 2
-        return known if len(known) >= 2 * minority else now
-
-
-def _comparable(uploads: Iterable[Mapping[str, float]], name: str, *, zeros: bool = False) -> list[float]:
-    """Norms above 0, and 0 for buffers and frozen parameters without a change; ``zeros``: for ``CHANGES``, too."""
-    counts_zeros = name.startswith(UNTRAINED) or (zeros and name in CHANGES)
-    return [norms.get(name, 0.0) for norms in uploads if norms.get(name) or counts_zeros]
+    def _median(self, name: str) -> float | None:
+        """Upper median of the round; None if too few silos have sent such values."""
+        values = [norms.get(name, 0.0) for norms in self._now.values()]
+        least = max(3, 2 * ((len(values) - 1) // 2) + 1)  # else a minority of the round could choose the median
+        if name not in CHANGES and not name.startswith(UNTRAINED):  # a tensor of the method, which a silo may omit
+            values = [norm for norm in values if norm]
+        middle = median_high(values) if len(values) >= least else None
+        return middle or (middle if name.startswith(UNTRAINED) else None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -199,8 +200,8 @@ class Uploads(SiloExchange):
         self.server.send(Kind.TRAIN, client + 1, round=self.server.members.round, meta=meta, tensors=self._request)
 
     def begin(self) -> None:
-        """Prepare the comparison with earlier rounds."""
-        self._judge = Judge(self._comm.max_update_ratio, self.rounds.record.norms, self.server.num_silos)
+        """Prepare the comparison with the round before."""
+        self._judge = Judge(self._comm.max_update_ratio or math.inf, self.rounds.record.medians)
 
     def collect(self, round: int, clients: Sequence[int]) -> Iterator[tuple[int, LocalResult]]:
         """Ask silos to train; yield uploads in the order of clients. Raises RunError without a quorum."""
@@ -208,7 +209,7 @@ class Uploads(SiloExchange):
         session = self.rounds.session
         members.begin(round)
         self._poll = poll = Poll[LocalResult](members, clients, "uploads", {})
-        self._judge.begin(round, members.excluded_clients)
+        self._judge.begin()
         self._warn_of_heavy(clients)
         self._request = plain(joined(model=server.weights, shared=server.shared))
         for client in clients:
@@ -255,7 +256,7 @@ class Uploads(SiloExchange):
             return {"taken": False, "reason": str(error)}
         self._limit_terms(client, result.loss_terms)
         poll.answers[client], self._taken[client] = result, round
-        if self._judge.ratio is not None:
+        if self._comm.max_update_ratio is not None:
             change, sends = server.optimizer.sends_change, session.method.sends
             measured = norms(result, server.weights, server.parameters, sends, sends_change=change)
             if not self._judge.add(client, measured):
@@ -285,9 +286,9 @@ class Uploads(SiloExchange):
             return False
         members = self.server.members
         del self._poll.answers[client], self._taken[client]
-        limit, key = f"more than {self._comm.max_update_ratio:g} times the median", "(comm_args.max_update_ratio)"
-        members.warn(f"{members.where}: upload of silo {client + 1} refused: {objection}; this is {limit} {key}")
-        text = f"a norm of the upload is {limit} of the other uploads and of this silo's earlier ones {key}"
+        key = "(comm_args.max_update_ratio)"
+        members.warn(f"{members.where}: upload of silo {client + 1} refused: {objection} {key}")
+        text = f"a norm of the upload is more than {self._judge.ratio:g} times the median of the round {key}"
         self.server.send(Kind.VERDICT, client + 1, round=members.round, meta={"taken": False, "reason": text})
         return True
 

@@ -62,8 +62,7 @@ def test_a_checkpoint_is_restored(tmp_path):
 def saved(folder, states, round, keep):
     states.put(1, round - 1, {"hpm.w": torch.full((2,), float(round))})
     states.commit()
-    norms = {0: {round - 1: {"the weights": 0.5}}}
-    state = Checkpoint(round, {"w": torch.full((2,), float(round))}, sizes=[7], norms=norms, seconds=1.0)
+    state = Checkpoint(round, {"w": torch.full((2,), float(round))}, sizes=[7], medians={"w": 0.5}, seconds=1.0)
     folder.save_checkpoint(state, states, keep=keep)
     folder.append(folder.metrics, {"round": round - 1})
 
@@ -98,7 +97,7 @@ def test_going_back_restores_a_checkpoint_and_moves_later_files(tmp_path):
     assert said == f"back at the end of round 2; data of later rounds were moved to {tmp_path}/abandoned-1"
     back = folder.load_checkpoint()
     assert (back.round, back.weights["w"].tolist(), back.states) == (2, [2, 2], {1: 1})
-    assert back.norms == {0: {1: {"the weights": 0.5}}}
+    assert back.medians == {"w": 0.5}
     assert folder.earlier() == {}
     assert [line["round"] for line in read_lines(folder.metrics)] == [0, 1]
     assert [line["round"] for line in read_lines(tmp_path / "abandoned-1" / "metrics.jsonl")] == [2, 3]
@@ -124,7 +123,7 @@ def test_no_checkpoint_yet_and_a_broken_one(tmp_path):
 @pytest.mark.parametrize(
     "meta",
     [
-        [1], {"round": "x"}, {}, {"round": 1, "norms": [1]}, {"round": 1, "of_a_later_version": 1},
+        [1], {"round": "x"}, {}, {"round": 1, "medians": [1]}, {"round": 1, "of_a_later_version": 1},
         {"round": 1, "clients": {}}, {"round": 1, "states": [1]},
     ],
 )  # fmt: skip

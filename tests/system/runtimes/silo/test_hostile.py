@@ -141,11 +141,11 @@ def test_finite_uploads_out_of_all_proportion_are_excluded_from_the_mean(make_fe
         if name == "poisoned":
             for round in (1, 3, 4):
                 assert f"round {round}: upload of silo 3 refused: the norm of its update is " in server.text
-            assert "; this is more than 1000 times the median (comm_args.max_update_ratio)" in server.text
+            assert re.search(
+                r"3\.4e\+\S+, more than 1000 times the median \S+ \(comm_args\.max_update_ratio\)", server.text
+            )
             assert "a norm of the upload is more than 1000 times the median" in fake.verdicts[1]
-        named = (
-            r"round 2: silo 3: the norm of its update is \S+; the median of the others is \S+; if the accuracy falls"
-        )
+        named = r"round 2: silo 3: the norm of its update is \S+; the median of the round is \S+; if the accuracy falls"
         assert len(re.findall(named, server.text)) == 1
     same(*weights)
 
@@ -217,7 +217,7 @@ def test_class_sums_that_only_one_silo_sends_are_bounded(federation):
     silos = federation.silos(1, 2)
     FakeSilo(federation.address, [class_sums(1e300, 1, torch.float64)] * 2)
     finished(server, *silos)
-    assert "its sums is inf; the median is assumed as 1000, because too few silos have sent sums" in server.text
+    assert "the norm of its sums is inf, more than 1000 times 1000, the assumed median" in server.text
     assert left_out(federation) == [[2], [2]]
 
 
