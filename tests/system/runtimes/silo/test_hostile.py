@@ -141,9 +141,8 @@ def test_finite_uploads_out_of_all_proportion_are_excluded_from_the_mean(make_fe
         if name == "poisoned":
             for round in (1, 3, 4):
                 assert f"round {round}: upload of silo 3 refused: the norm of its update is " in server.text
-            assert re.search(
-                r"3\.4e\+\S+, more than 1000 times the median \S+ \(comm_args\.max_update_ratio\)", server.text
-            )
+            refusal = r"is \S+, more than 1000 times the median \S+ \(comm_args\.max_update_ratio\)"
+            assert re.search(refusal, server.text)
             assert "a norm of the upload is more than 1000 times the median" in fake.verdicts[1]
         named = r"round 2: silo 3: the norm of its update is \S+; the median of the round is \S+; if the accuracy falls"
         assert len(re.findall(named, server.text)) == 1
