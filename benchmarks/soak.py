@@ -475,8 +475,8 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true", help="a try with few processes, in half a minute")
     options = parser.parse_args()
     if options.tiny:
-        options.rounds, options.silos, options.every = 2, 2, 2.0
-        options.set.append("train_args.epochs=60")  # else its rounds are over before the first fault
+        options.rounds, options.silos, options.every = 3, 2, 2.0
+        options.set.append("train_args.epochs=100")  # otherwise the rounds may end before the first fault
     disks = not options.tiny and mounts()
     with contextlib.ExitStack() as stack:
         stack.enter_context(interrupting())
