@@ -297,10 +297,12 @@ class Uploads(SiloExchange):
         sizes, server, where = self.server.sizes, self.rounds.server, self.server.members.where
         samples = [sizes[client] for client in clients]
         shares = server.shares(samples)
-        for client, share in zip(clients, shares, strict=True):
-            if len(clients) > 1 and share > HEAVY * sum(shares):
-                text = f"silo {client + 1} has {100 * share / sum(shares):.4g} % of the weight of {where}"
-                reported = f"this silo reports {sizes[client]} of all {sum(samples)} training samples"
+        of_classes = self.server.recipe.train.proxy_aggregation == "class"  # class counts weight the classifier's rows
+        for client, share, size in zip(clients, shares, samples, strict=True):
+            most = max(share / sum(shares), size / sum(samples) if of_classes else 0)
+            if len(clients) > 1 and most > HEAVY:
+                text = f"silo {client + 1} has {100 * most:.4g} % of the weight of {where}"
+                reported = f"this silo reports {size} of all {sum(samples)} training samples"
                 self.server.warn_once(client, f"{text}: {reported}")
         total = server.federation.num_samples
         if (rest := share_of_old(shares)) > HEAVY:

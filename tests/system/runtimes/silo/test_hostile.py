@@ -296,6 +296,13 @@ def test_unfit_silos_are_turned_away_and_a_dominant_one_is_reported(federation):
     assert server.text.count("warning: silo 3") == 1
 
 
+def test_a_silo_with_most_of_the_classifiers_weight_is_reported(federation):
+    """FedRS weights silos equally, but the classifier's rows by class counts."""
+    overrides = ["method_args.method=fedrs", "train_args.proxy_aggregation=class", "train_args.comm_round=1"]
+    server, _ = against(federation, [upload_of()], *overrides, facts=FACTS | {"samples": 10**5, "counts": [10**4] * 10})
+    assert "warning: silo 3 has 99 % of the weight of round 1: this silo reports 100000 of all 101011" in server.text
+
+
 def test_a_silo_that_makes_the_weights_of_all_others_0_is_reported(federation):
     """By a claim of most samples, below the limit of the other warning, and an opening of 0."""
     opening = {"discrepancy": torch.tensor(0.0, dtype=torch.float64)}
