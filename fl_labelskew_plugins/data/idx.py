@@ -39,7 +39,7 @@ def read_idx(path: Path) -> NDArray[np.uint8]:
         shape = np.frombuffer(stream.read(4 * dims[0]), ">u4", dims[0]).tolist()
         size = math.prod(shape)
         unpacks(path, size, "its samples", 100, "the published file")
-        return np.frombuffer(stream.read(size + 1), np.uint8).reshape(shape)
+        return np.frombuffer(bytearray(stream.read(size + 1)), np.uint8).reshape(shape)
 
 
 def idx_files(start: dict[str, str], sizes: tuple[int, int]) -> dict[str, dict[str, str]]:

@@ -51,7 +51,8 @@ class Parts:
 class Clients:
     """The training and test samples of ``K`` clients, and their numbers ``(K, C)`` by class.
 
-    ``names`` are those of groups if every client is one whole group with a unique name, otherwise numbers.
+    ``names`` are those of the partition, or of groups if every client is one whole group with a unique name, otherwise
+    numbers.
     """
 
     train: Parts
@@ -70,7 +71,7 @@ class Clients:
 
     @property
     def groups(self) -> dict[int, str]:
-        """The clients' names by number, if they are groups' names; otherwise empty."""
+        """The clients' names by number, unless they are numbers."""
         names = dict(enumerate(self.names))
         return {} if all(name == str(k) for k, name in names.items()) else names
 
@@ -160,6 +161,7 @@ def divide(data: Data, partitioner: Partitioner, *, clients: int, seed: int) -> 
             problem = f"{part} labels are {y.min()} to {y.max()}, but there are {classes} class names"
             raise mistake("data set", problem, f"labels from 0 to {classes - 1}")
     rng = seeds.numpy_generator(seed, "partition")
+    partitioner.class_names = data.class_names
     parts = partitioner.split(data.train.y, data.train.groups, clients=clients, rng=rng)
     kind = type(partitioner)
     train = check_parts(f"{kind.__module__}:{kind.__qualname__}", parts, clients, len(data.train.y))
@@ -169,8 +171,8 @@ def divide(data: Data, partitioner: Partitioner, *, clients: int, seed: int) -> 
         test = of_groups(data.test.groups, groups)
     else:
         test = proportional_test(data.test.y, counts, seeds.numpy_generator(seed, "test partition"))
-    names = [str(k) for k in range(clients)]
-    if groups is not None and len(data.group_names) > groups.max():
+    names = list(partitioner.client_names) or [str(k) for k in range(clients)]
+    if not partitioner.client_names and groups is not None and len(data.group_names) > groups.max():
         group_names = [clean(data.group_names[group], 40) for group in groups.tolist()]
         names = group_names if len(set(group_names)) == clients else names
     return Clients(train, test, counts, test.counts(data.test.y, classes), digest(train, test), names)

@@ -140,7 +140,8 @@ def _partition(recipe: Mapping[str, Any]) -> str:
         return "silos' data"
     name = str(recipe.get(*NAMES["partition"]))
     values = [recipe.get(f"partition_args.{key}") for key in _required(name)]
-    return clean(" ".join([name, *(str(value) for value in values if value is not None)]))
+    texts = [", ".join(value) if isinstance(value, dict) else str(value) for value in values if value is not None]
+    return clean(" ".join([name, *texts]), 60)
 
 
 @functools.cache

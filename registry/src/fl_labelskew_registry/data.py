@@ -23,6 +23,11 @@ if TYPE_CHECKING:
 class Partitioner(Plugin):
     """Divides the training samples among clients."""
 
+    class_names: Sequence[str] = ()
+    """Of the data set, set before ``split`` is called."""
+    client_names: Sequence[str] = ()
+    """Of the ``K`` clients, unique, if the partition names them."""
+
     def split(
         self, labels: NDArray[Any], groups: NDArray[Any] | None, *, clients: int, rng: np.random.Generator
     ) -> list[NDArray[Any]]:

@@ -263,6 +263,7 @@ def test_every_partition_is_a_setting_named_with_its_required_parameters(tmp_pat
         "dirichlet": {"beta": 0.1, "min_samples": 1, "capped": True}, "iid": {}, "natural": {},
         "pcdd": {"classes_per_client": 2}, "quantity": {"sets_per_client": 3},
         "shards": {"shards_per_client": 5}, "not_installed": {"a": 1},
+        "named": {"clients": {"north": {"0": "all"}, "south": {"1": 5}}},
     }  # fmt: skip
     assert set(given) - {"not_installed"} == {entry.name for entry in catalog.entries("partitioners")}
     partitions = [{"partition_method": name, **parameters} for name, parameters in given.items()]
@@ -270,9 +271,10 @@ def test_every_partition_is_a_setting_named_with_its_required_parameters(tmp_pat
     recipes = [resolved() | {"partition_args": partition} for partition in partitions]
     recipes[-1]["data_args"]["data_cache_dir"] = "elsewhere"  # no other setting
     found = rows_of(*(folder(tmp_path / str(n), recipe, [0.5 - 0.01 * n]) for n, recipe in enumerate(recipes)))
-    names = ["dirichlet 0.1", "iid", "natural", "pcdd 2", "quantity 3", "shards 5", "not_installed", "dirichlet 0.5"]
+    names = ["dirichlet 0.1", "iid", "natural", "pcdd 2", "quantity 3", "shards 5", "not_installed"]
+    names += ["named north, south", "dirichlet 0.5"]
     assert found["setting"].tolist() == found["partition"].tolist() == names
-    assert found[["rank", "label", "differs in"]].to_numpy().tolist() == [[1, "fedavg", ""]] * 8
+    assert found[["rank", "label", "differs in"]].to_numpy().tolist() == [[1, "fedavg", ""]] * 9
     assert lines_of(found) == {name: ["fedavg"] for name in names}
 
 
