@@ -171,6 +171,12 @@ BROKEN = {
 }
 
 
+def test_arrays_of_idx_files_are_writable(tmp_path):
+    """Otherwise torch warns of each of them."""
+    (tmp_path / "a").write_bytes(idx([1, 2, 3]))
+    assert read_idx(tmp_path / "a").flags.writeable
+
+
 @pytest.mark.parametrize("name", [*BROKEN, "none", "folder", "bomb.gz", "fifo"])
 def test_a_broken_idx_file_is_one_line(tmp_path, name):
     path = tmp_path / name
