@@ -104,7 +104,7 @@ class Audit:
                 self._run = line.get("run", self._run)
                 key = tuple(map(line.get, ("event", "rank", "fingerprint")))
                 if _is_answer(line):
-                    key += self._run, line.get("kind"), line.get("round")
+                    key += self._run, *map(line.get, ("kind", "round", "of"))
                 seen = self._seen.setdefault(key, [0, line])
                 seen[0] += 1
                 if seen[0] <= _most(line):
@@ -117,7 +117,7 @@ class Audit:
             return
         for times, line in self._seen.values():
             if (more := times - _most(line)) > 0:
-                parts = "rank", "peer", "fingerprint", *(("kind", "round") if _is_answer(line) else ())
+                parts = "rank", "peer", "fingerprint", *(("kind", "round", "of") if _is_answer(line) else ())
                 known = {key: line[key] for key in parts if key in line}
                 self._append({"event": "repeated", **known, "times": more, "reason": line["event"]})
         self._seen, self._seen_since = {}, time.monotonic()

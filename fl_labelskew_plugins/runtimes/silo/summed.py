@@ -326,13 +326,16 @@ class SummedAnswers(Answers):
         self._total = total or self._total
 
     def finished(self) -> None:
-        """Allow other runs from now on."""
-        if self.silo.run_name:
+        """Allow other runs from now on; without noise only if this silo was asked in the last round."""
+        run = self.silo.run_name
+        if run and (self._noise or self._account.question_of(run, self.silo.session.federation.rounds - 1)):
             self._account.leave()
 
     def open(self, session: Session, federation: Federation) -> None:
-        """Check and record the data and the number of all samples."""
+        """Check and record the data and the number of all samples; nothing else of the federation may change."""
         silo, run = self.silo, self.silo.run_name
+        if federation != replace(session.federation, num_samples=federation.num_samples):
+            raise shareable(LabelSkewError("the server describes the federation of this run differently than before"))
         comm, before = silo.recipe.comm, self._account.question_of(run, OPENING)
         answers = f"{silo.inputs_digest.hex()} {self._data_digest} {comm.send_contributions} {comm.send_measures}"
         tests, digest = session.reported_tests(silo.client), hashlib.blake2b(answers.encode(), digest_size=16)

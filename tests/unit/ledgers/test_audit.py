@@ -204,6 +204,17 @@ def test_repeats_of_an_answer_do_not_hide_another_answer(tmp_path):
     assert (found[-1]["event"], found[-1]["kind"], found[-1]["times"]) == ("repeated", "UPLOAD", 1240)
 
 
+def test_sums_of_tests_do_not_hide_the_sum_of_a_round(tmp_path):
+    log = Audit()
+    log.open(tmp_path, "silo-1")
+    for _ in range(61):
+        log.note("revealed", run="a", round=0, of="test")
+    log.note("revealed", run="a", round=0)
+    log.close()
+    found = [content for _, _, content in audit.read(tmp_path) if content["event"] in ("revealed", "repeated")]
+    assert [line.get("of") for line in found] == ["test"] * 60 + [None, "test"]
+
+
 def test_foreign_text_is_cleaned_and_shortened(tmp_path):
     log = Audit()
     log.note("connected", rank=2)  # before the folder is known

@@ -9,10 +9,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from error_messages import message
-from fl_labelskew_registry import LabelSkewError
+from fl_labelskew_registry import Federation, LabelSkewError
 from masked_rounds import RUN, Hospital, Play, attempt, naive, vectors
 from scipy.stats import chisquare
 
+from fl_labelskew_plugins.recipe.sections import CommArgs
 from fl_labelskew_plugins.runtimes.silo import certs
 from fl_labelskew_plugins.runtimes.silo.secure import account, masks, shares
 from fl_labelskew_plugins.runtimes.silo.secure.attempt import OPENING, SecureError, listed
@@ -521,6 +522,32 @@ def test_a_server_that_changes_the_number_of_all_samples(hospitals):
     for total in (1437, 9999):
         with pytest.raises(LabelSkewError, match="another number of all training samples than before; restart"):
             SummedAnswers.check_total(silo, {"num_samples": total})
+
+
+def test_a_server_cannot_change_the_federation_of_a_run():
+    """With other features, shared tensors of any size would be allowed."""
+    given = Federation(3, 3, 4, 1, 10, 16, num_samples=0, min_samples=0, seed=0)
+    opened = []
+    record = SimpleNamespace(question_of=lambda run, round: "", ask=lambda *asked: opened.append(asked), count=print)
+    silo = SimpleNamespace(recipe=SimpleNamespace(comm=CommArgs()), run_name=RUN, inputs_digest=b"", client=0)
+    answers = SimpleNamespace(silo=silo, _account=record, _data_digest="")
+    session = SimpleNamespace(federation=given, reported_tests=lambda client: 0)
+    SummedAnswers.open(answers, session, given)
+    assert len(opened) == 1
+    for change in ({"num_features": 10**8}, {"min_samples": 1}):
+        with pytest.raises(LabelSkewError, match="describes the federation of this run differently than before"):
+            SummedAnswers.open(answers, session, replace(given, **change))
+
+
+@pytest.mark.parametrize(("asked", "noise", "free"), [("", False, False), ("x", False, True), ("", True, True)])
+def test_a_run_is_over_only_after_its_last_round(asked, noise, free):
+    """A server could say that a run is over after its first round, and begin another one."""
+    left = []
+    record = SimpleNamespace(question_of=lambda run, round: asked if round == 3 else "x", leave=lambda: left.append(1))
+    session = SimpleNamespace(federation=SimpleNamespace(rounds=4))
+    silo = SimpleNamespace(run_name=RUN, session=session)
+    SummedAnswers.finished(SimpleNamespace(silo=silo, _account=record, _noise=noise))
+    assert bool(left) is free
 
 
 def test_a_silo_adds_one_vector_to_a_round(hospitals):
