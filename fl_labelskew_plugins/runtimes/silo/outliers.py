@@ -127,11 +127,10 @@ class Judge:
         return large
 
     def _median(self, name: str) -> float | None:
-        """Upper median of the round; None if too few silos have sent such values."""
+        """Upper median of the round; None if fewer than three silos have sent such values."""
         values = [norms.get(name, 0.0) for norms in self._now.values()]
-        least = max(3, 2 * ((len(values) - 1) // 2) + 1)  # else a minority of the round could choose the median
         model = name in (STATISTICS, COUNTERS) or name.startswith(UNTRAINED)
         if name not in CHANGES and not model:  # a tensor of the method, which a silo may omit
             values = [norm for norm in values if norm]
-        middle = median_high(values) if len(values) >= least else None
+        middle = median_high(values) if len(values) >= 3 else None
         return middle or (middle if model else None)  # what most silos do not change, no silo may change
