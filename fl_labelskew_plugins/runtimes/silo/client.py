@@ -143,10 +143,14 @@ class Answers:
         if turn["state"] or not (trainer.method.uses("after_round") or trainer.optimizer.uses("finish")):
             return dict(turn["state"])
         if not file.exists():
-            shared = {name: torch.full_like(value, 1 / max(value.numel(), 1)) for name, value in turn["shared"].items()}
+            given = turn["shared"].items()
+            shared = {k: torch.full_like(v, 1 / max(v.numel(), 1) if v.is_floating_point() else 1) for k, v in given}
             try:
                 assert trainer.fresh is not None  # round 0: the last one may be a closing exchange
-                state = take(client, 0, trainer.fresh(), **{**turn, "shared": shared}).state
+                fresh = trainer.fresh()
+                result = take(client, 0, fresh, **{**turn, "shared": shared})
+                check_upload(result.upload, fresh, where="a training with constant shared tensors")
+                state = result.state
             except Exception as error:
                 self.log_hidden_failure(error, "keeps no private state")
                 return {}

@@ -326,10 +326,17 @@ class SummedAnswers(Answers):
         self._total = total or self._total
 
     def finished(self) -> None:
-        """Allow other runs from now on; without noise only if this silo was asked in the last round."""
+        """Allow other runs from now on, if this silo was asked in the last round or cannot expect to be."""
         run = self.silo.run_name
-        if run and (self._noise or self._account.question_of(run, self.silo.session.federation.rounds - 1)):
+        if not run:
+            return
+        federation = self.silo.session.federation
+        some = federation.clients_per_round < federation.num_clients  # only with noise
+        if some or self._account.question_of(run, federation.rounds - 1):
             self._account.leave()
+        else:
+            text = "this silo was not asked in the last round, so joined_run remains; remove it to join another run"
+            self._warn("the end of the run:", text)
 
     def open(self, session: Session, federation: Federation) -> None:
         """Check and record the data and the number of all samples; nothing else of the federation may change."""
