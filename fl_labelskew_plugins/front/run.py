@@ -97,7 +97,8 @@ def run(
         dataset: ``(train, test)``, each ``(x, y)`` or a torch ``Dataset`` with ``targets``.
         method: an object of a method's class.
         partition: indices of each client's training samples.
-        callbacks: called after every round; an exception ends the run with a checkpoint, and is raised here.
+        callbacks: called after every round; StopIteration ends the run early with its results; another exception ends
+            it with a checkpoint, and is raised here.
         quiet: print only warnings.
         host: ``none``: without FedML; default: with FedML if it is installed.
 
@@ -252,15 +253,24 @@ class Run:
         file = self.folder / "clients" / f"client{client:06d}.safetensors"
         return self._network(file, f"{name}: {reason}", f".personalised({client})")
 
-    def resume(self, *, comm_round: int | None = None, quiet: bool = False, callbacks: Sequence[Callback] = ()) -> Run:
+    def resume(
+        self,
+        *,
+        comm_round: int | None = None,
+        early_stopping: bool = True,
+        quiet: bool = False,
+        callbacks: Sequence[Callback] = (),
+    ) -> Run:
         """Resume the run until its last round, with identical results; raises as :func:`run`.
 
-        ``comm_round``: a new total number of rounds, also for a finished run.
+        ``comm_round``: a new total number of rounds, also for a finished run. ``early_stopping``: if false, remove
+        ``train_args.stop``.
         """
-        rounds = [] if comm_round is None else [f"{start.ROUNDS}={comm_round}"]
+        changes = [] if comm_round is None else [f"{start.ROUNDS}={comm_round}"]
+        changes += [] if early_stopping else [f"{start.STOP}=null"]
         on_line = _on_line(callbacks, self.folder, self._objects, self._code)
-        recipe, folder = start.resumed(None, rounds, self.folder, self._objects)
-        start.train(recipe, folder, RunOptions(overrides=rounds, resume=folder.path, quiet=quiet), on_line)
+        recipe, folder = start.resumed(None, changes, self.folder, self._objects)
+        start.train(recipe, folder, RunOptions(overrides=changes, resume=folder.path, quiet=quiet), on_line)
         return Run(self.folder, self._objects, self._code)
 
     def _network(self, file: Path, otherwise: str, attribute: str) -> nn.Module:
@@ -354,7 +364,7 @@ class Loop:
                         if (line := next(rounds, None)) is None:
                             break
                     yield line
-                if record.next_round == record.session.federation.rounds:
+                if record.over:
                     with restored(self._threads):
                         record.finish(card.text)
         finally:

@@ -33,7 +33,7 @@ from fl_labelskew_plugins.show.progress import progress
 from fl_labelskew_plugins.show.tables import describe, table
 from fl_labelskew_plugins.surveys.survey import Survey
 
-ROUNDS = "train_args.comm_round"  # the only setting that a resumed run may change
+ROUNDS, STOP = "train_args.comm_round", "train_args.stop"  # the only settings that a resumed run may change
 
 
 def start(options: RunOptions, *, held: RunFolder | None = None) -> Survey | None:
@@ -108,14 +108,15 @@ def _execute(recipe: Recipe, options: RunOptions, folder: RunFolder, show: Progr
     host = options.host or ("none" if not recipe.hosted and compatibility.host_installed() else None)
     options = replace(options, host=host, pause=options.pause or Pause.inherited())
     runtime: Runtime = registry.load("runtimes", recipe.comm.backend)(recipe, options, folder, show)
+    whole = folder.is_whole(recipe.train.comm_round)
     try:
         if options.dry_run:
             show.note(describe(warned(runtime.preview())))
             for name in compatibility.missing_trackers(recipe):
                 log.warn(f"tracking_args.trackers: {name} is not installed, and the run continues without it")
             show.note("dry run: nothing was trained or written")
-        elif options.resume and folder.is_whole(recipe.train.comm_round):
-            show.note(f"{folder.path}: all {recipe.train.comm_round} rounds are done already")
+        elif options.resume and whole and not ("stopped" in folder.results and options.overrides):
+            show.note(f"{folder.path}: {_how_it_ended(folder, recipe)}")
         elif not runtime.delegated():
             if options.survey:
                 with status.ending(folder.set_status):
@@ -179,7 +180,7 @@ def _train(runtime: Runtime, record: Record) -> None:
         with interrupting(), record.tracked(), interrupting():  # inner: trackers get KeyboardInterrupt, too
             show.start(session.recipe.name, record.next_round, rounds, clients, record.pause)
             runtime.run(session, record)
-            if record.next_round == rounds:
+            if record.over:
                 record.finish(card.text)
     except (KeyboardInterrupt, OSError) as end:
         if isinstance(end, OSError) and not terminal_closed():
@@ -189,12 +190,16 @@ def _train(runtime: Runtime, record: Record) -> None:
         raise KeyboardInterrupt(reason) from end.__cause__
     finally:
         show.stop()
-    if record.next_round < rounds:
+    if not record.over:
         folder.set_status(state=status.PAUSED)
         again = f"; round {record.next_round + 1} is incomplete; resuming repeats it" if record.cut else ""
         show.note(f"paused after {record.next_round} of {rounds} rounds{again}")
         return
-    folder.set_status(state=status.FINISHED)
+    if record.stopped:
+        folder.set_status(state=status.STOPPED, reason=record.stopped)
+        show.note(f"stopped after {record.next_round} of {rounds} rounds: {record.stopped}")
+    else:
+        folder.set_status(state=status.FINISHED)
     show.note(table(record))
     show.note(f"results: {folder.path}")
 
@@ -229,19 +234,27 @@ def resumed(
     changed = path is not None or overrides
     recipe = recipes.load(path or folder.recipe, overrides, objects=objects) if changed else kept
     differing = different(kept.resolved(), recipe.resolved())
-    if differing == [ROUNDS] and any(override.partition("=")[0].strip() == ROUNDS for override in overrides):
+    given = {override.partition("=")[0].strip() for override in overrides}
+    if differing and {*differing} <= {ROUNDS, STOP} & given:
         _check_rounds(recipe, folder, kept.train.comm_round)
     elif differing:
         problem = f"the recipe differs from the run's in {', '.join(differing)}"
-        use = f"the recipe of the run; only {ROUNDS} can change, with --set {ROUNDS}=N"
+        use = f"the recipe of the run; only {ROUNDS} and {STOP} can change, with --set {ROUNDS}=N"
         raise mistake(f"--resume {resume}", problem, use)
     return recipe.model_copy(update={"name": folder.path.resolve().name}), folder
+
+
+def _how_it_ended(folder: RunFolder, recipe: Recipe) -> str:
+    if reason := folder.results.get("stopped"):
+        rounds = f"stopped after {folder.results['rounds']} of {recipe.train.comm_round} rounds: {clean(reason, 300)}"
+        return f"{rounds}; to continue: --set {STOP}=null"
+    return f"all {recipe.train.comm_round} rounds are done already"
 
 
 def _check_rounds(recipe: Recipe, folder: RunFolder, planned: int) -> None:
     rounds, done = recipe.train.comm_round, checkpoint.round_of(folder.checkpoint) or 0
     where = f"--set {ROUNDS}={rounds}"
-    if folder.is_whole(planned) and done < planned:
+    if folder.is_whole(planned) and done < folder.results["rounds"]:
         problem = f"{folder.checkpoint}, from which the run would continue, is missing or damaged"
         raise mistake(where, problem, "a new run")
     if rounds <= done:

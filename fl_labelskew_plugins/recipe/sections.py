@@ -146,6 +146,23 @@ def code_at(name: Any, folder: Path) -> Any:
     return f"{absolute(file, folder)}:{function}" if is_code(name) and file.endswith(".py") else name
 
 
+class Stop(Params):
+    """Early stopping."""
+
+    metric: Literal["accuracy", "balanced_accuracy", "loss", "personalised_accuracy"] = Field(
+        "accuracy", description="measure of the tests; accuracy: the run's main measure"
+    )
+    patience: Positive | None = Field(None, description="stop after this many tests in a row without improvement")
+    min_delta: float = Field(0.0, ge=0, description="smallest improvement that counts")
+    target: float | None = Field(None, description="stop when a test reaches this value")
+
+    @model_validator(mode="after")
+    def _has_a_criterion(self) -> Stop:
+        if self.patience is None and self.target is None:
+            raise ValueError("needs patience, target or both, such as {patience: 10, min_delta: 0.001}")
+        return self
+
+
 class TrainArgs(PluginArgs):
     """The federation, its optimiser and local training."""
 
@@ -155,6 +172,11 @@ class TrainArgs(PluginArgs):
     client_num_in_total: Positive = Field(10, description="number of clients K")
     client_num_per_round: Positive | None = Field(None, description="clients per round; default: all")
     comm_round: Positive = Field(10, description="rounds T")
+    stop: Stop | None = Field(
+        None,
+        description="early stopping, such as {metric: accuracy, patience: 10, min_delta: 0.001} or {target: 0.9}; null:"
+        " all rounds",
+    )
     epochs: Positive = Field(1, description="local epochs E")
     batch_size: Positive = Field(64, description="samples per batch")
     client_optimizer: Literal["sgd", "adam"] = Field("sgd", description="local optimiser")

@@ -107,9 +107,9 @@ class RunFolder(RunReader):
                 file.unlink(missing_ok=True)
 
     def is_whole(self, rounds: int) -> bool:
-        """Whether the results of a run of ``rounds`` rounds exist."""
+        """Whether the results of a run of ``rounds`` rounds exist, or of one that has stopped early."""
         try:
-            if self.results.get("rounds") != rounds:
+            if self.results.get("rounds") != rounds and "stopped" not in self.results:
                 return False
         except LabelSkewError:
             return False
@@ -164,17 +164,17 @@ class RunFolder(RunReader):
         with open(file, "a", encoding="utf-8", opener=open_regular) as stream:
             stream.write(json.dumps(finite(value), allow_nan=False) + "\n")
 
-    def change_rounds(self, rounds: int, *, tested: bool, observed: bool) -> None:
-        """Change the number of rounds, to more than are complete; move earlier results aside.
+    def change_rounds(self, rounds: int, stop: dict[str, Any] | None, *, tested: bool, observed: bool) -> None:
+        """Change the number of rounds, to more than are complete, or ``train_args.stop``; move earlier results aside.
 
         ``tested``, ``observed``: whether the previously last round is still tested, and observed by diagnostics.
         """
         text = read_text(self.recipe)
         content, _ = yaml.read(text)
         last = content["train_args"]["comm_round"] - 1
-        if rounds == last + 1:
+        if rounds == last + 1 and stop == content["train_args"].get("stop") and "stopped" not in self.results:
             return
-        aside = self.path / f"after-{last + 1}-rounds"
+        aside = self.path / f"after-{len(self.lines)}-rounds"
         for file in (self.path / name for name in RESULTS):
             if file.exists():
                 aside.mkdir(exist_ok=True)
@@ -187,7 +187,7 @@ class RunFolder(RunReader):
             self._write_lines(self.metrics, lines)
         for file in () if observed else sorted(self.diagnostics.glob("*.jsonl")):
             self._write_lines(file, [line for line in read_lines(file) if line["round"] != last])
-        content["train_args"]["comm_round"] = rounds
+        content["train_args"] |= {"comm_round": rounds, "stop": stop}
         self.write_text("recipe.yaml", text.partition("\n")[0] + "\n" + yaml.write(content))
 
     def truncate(self, rounds: int) -> None:

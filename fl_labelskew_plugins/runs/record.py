@@ -33,6 +33,7 @@ from fl_labelskew_plugins.runs.measure import best_test, main_measure
 from fl_labelskew_plugins.runs.model_file import about
 from fl_labelskew_plugins.runs.progress import Pause, Progress
 from fl_labelskew_plugins.runs.session import Session, made_up, watch
+from fl_labelskew_plugins.runs.stopping import reason_to_stop
 from fl_labelskew_plugins.runs.tracking import Trackers
 
 
@@ -61,6 +62,7 @@ class Record:
         self._has_model = recipe.train.reference != "local"
         earlier = folder.indices(self.next_round) if loaded else ()
         self.states = StateStore(folder.states, checkpoint.states, checkpoint.selections, earlier)
+        self.stopped = ""  # reason of an early end
         self.cut = False  # whether the run stops in the middle of a round, which resuming repeats
         self._seconds = checkpoint.seconds
         self._begun = time.perf_counter()
@@ -84,12 +86,17 @@ class Record:
         try:
             self._trackers.begin(self.folder, self.next_round)
             yield
-            state = status.FINISHED if self.next_round == self.session.federation.rounds else status.PAUSED
+            state = status.FINISHED if self.over else status.PAUSED
         except (KeyboardInterrupt, GeneratorExit):
             state = status.STOPPED
             raise
         finally:
             self._trackers.close(state)
+
+    @property
+    def over(self) -> bool:
+        """Whether no round is left."""
+        return bool(self.stopped) or self.next_round == self.session.federation.rounds
 
     def tests_own_models(self, round: int) -> bool:
         """Whether clients test their own models in this round."""
@@ -118,7 +125,19 @@ class Record:
         self.progress.round(line, seconds)
         self._trackers.round(line, seconds)
         if self.progress.on_line is not None:
-            self.progress.on_line(line)
+            try:
+                self.progress.on_line(line)
+            except StopIteration as end:
+                self.stopped = str(end) or "by a callback"
+        self._check_stop()
+        if self.stopped and self._saved != self.next_round:
+            with signals.uninterrupted():
+                self._save()
+
+    def _check_stop(self) -> None:
+        stop = self.session.recipe.train.stop
+        if stop is not None and not self.stopped and self.next_round < self.session.federation.rounds:
+            self.stopped = reason_to_stop(stop, self.folder.lines)
 
     def abandon(self) -> None:
         """Discard an incomplete round, and save the complete ones."""
@@ -136,6 +155,8 @@ class Record:
         lines, file = read_lines(folder.metrics), folder.path / "curves.png"
         result = summary(lines, session.recipe.validation.last_rounds) | self._personalised_models()
         result["seconds"] = round(self.seconds, 2)
+        if self.stopped:
+            result["stopped"] = self.stopped
         if "client_accuracy" in result:
             result["clients"] = self._clients(result["client_accuracy"])
         title = f"{session.recipe.train.reference or session.recipe.method_name} on {session.recipe.data.dataset}"
@@ -237,6 +258,7 @@ class Record:
             self._compare(now)
             folder.truncate(self.next_round)
             self._change_rounds()
+            self._check_stop()  # also of a run that was killed before its results were written
             return
         folder.write_json("environment.json", now)
         for name, text in session.notes.items():
@@ -249,7 +271,8 @@ class Record:
     def _change_rounds(self) -> None:
         recipe, last = self.session.recipe, self.next_round - 1
         observed = last % recipe.tracking.diagnostics_every == 0
-        self.folder.change_rounds(recipe.train.comm_round, tested=recipe.tests(last), observed=observed)
+        stop = None if recipe.train.stop is None else recipe.train.stop.model_dump()
+        self.folder.change_rounds(recipe.train.comm_round, stop, tested=recipe.tests(last), observed=observed)
         digest, file = model_file.recipe_hash(recipe), self.folder.best
         if (metadata := model_file.read_metadata(file)) is not None and metadata.recipe != digest:
             model_file.save(model_file.read(file)[1], file, metadata.model_copy(update={"recipe": digest}))

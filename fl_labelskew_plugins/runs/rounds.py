@@ -86,6 +86,8 @@ class Rounds:
             if record.privacy is not None and not record.next_round:
                 record.privacy.open()
             for round in range(record.next_round, self.session.federation.rounds):
+                if record.stopped:
+                    return
                 if (pause := record.pause) and (round >= pause.rounds or time.monotonic() >= pause.at):
                     record.abandon()
                     return

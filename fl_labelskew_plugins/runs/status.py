@@ -154,9 +154,10 @@ def _read(folder: Path) -> dict[str, Any]:
     elif state not in OVER:
         state = STOPPED
         facts["reason"] = f"process {facts['process']} ended without a message" if "process" in facts else None
-    if not holder and (folder / "summary.json").exists():
+    whole = (folder / "summary.json").exists()
+    if not holder and whole and state != STOPPED:
         state = FINISHED
-    over = bool(holder) or state == FINISHED
+    over = bool(holder) or whole
     resume = facts.get("resume") or f"labelskew run --resume {folder}"
     if not (folder / "recipe.yaml").is_file():
         resume = "start it again; no round is lost"
@@ -165,7 +166,7 @@ def _read(folder: Path) -> dict[str, Any]:
         "run": str(folder),
         "state": state,
         "held_by": holder or None,
-        "reason": None if over else facts.get("reason"),
+        "reason": None if over and state != STOPPED else facts.get("reason"),
         "resume": None if over else str(resume),
         "rounds_done": len(lines),
         "rounds": facts.get("rounds"),

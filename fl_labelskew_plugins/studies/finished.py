@@ -48,6 +48,7 @@ class FinishedRun:
     timings: Sequence[Mapping[str, Any]] = ()
     data: str | None = None  # fingerprint
     personal: bool = False  # whether the method keeps a model per client
+    stopped: bool = False  # early
     class_names: Sequence[str] = ()
     names: Mapping[str, str] = field(default_factory=dict)  # `setting` and `label` from a sweep
     clients: Sequence[Client] = ()  # empty if they were not tested individually
@@ -65,8 +66,8 @@ class FinishedRun:
 
     @property
     def complete(self) -> bool:
-        """Whether all rounds are complete."""
-        return len(self.metrics) >= self.planned
+        """Whether all rounds are complete, or the run has stopped early by itself."""
+        return self.stopped or len(self.metrics) >= self.planned
 
     @functools.cached_property
     def measure(self) -> Measure:
@@ -144,6 +145,7 @@ def read(folder: Path) -> FinishedRun:
         read_lines(reader.timings),
         data=environment.get("data"),
         personal=bool(environment.get("personal_models")),
+        stopped="stopped" in reader.results,
         class_names=reader.class_names,
         clients=[
             Client(clean(row.get("name"), 60), *(number(row, key) for key in Client._fields[1:]))
