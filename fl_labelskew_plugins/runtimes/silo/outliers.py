@@ -18,6 +18,7 @@ CHANGES = UPDATE, MOVEMENT, OPTIMIZER  # all silos send these, but they may be 0
 UNTRAINED = "tensor "  # before the name of a buffer or frozen parameter
 ASSUMED = 1000.0  # instead of an unknown median
 LARGE = 30.0  # times the median: the server warns of the silo
+STEPS = 100.0  # assumed local steps, for `MOVEMENT`
 
 
 def norms(
@@ -52,6 +53,13 @@ def norms(
     return {name: norm for name, norm in totals.items() if norm or not name.startswith(UNTRAINED)}
 
 
+def scale(weights: Weights, parameters: Collection[str]) -> float:
+    """L2 norm of all trained parameters, at least 1."""
+    return max(
+        1.0, math.hypot(*(_distance(part, None) for k in parameters for part, _ in matching(weights[k], weights[k])))
+    )
+
+
 def _per_sample(name: str, value: Tensor, tensors: Mapping[str, Tensor], sends: Mapping[str, str]) -> Tensor:
     """For prototypes with counts, each class's sum divided by its number of samples; else the tensor."""
     value = value if value.is_floating_point() else value.double()
@@ -83,7 +91,8 @@ class Judge:
     """Compares the norms of a round's uploads with their median, independently of their order.
 
     Norms are bounded as by Sun et al. 2019 (Can You Really Backdoor Federated Learning?), and the bound follows the
-    median of the round as in FLAME (Nguyen et al. 2022); larger uploads are refused, not scaled.
+    median of the round as in FLAME (Nguyen et al. 2022). Larger uploads are refused, not scaled. Norms up to
+    that of the model are accepted: most silos may have nothing left to learn.
 
     Args:
         ratio: ``comm_args.max_update_ratio``.
@@ -93,21 +102,22 @@ class Judge:
     ratio: float
     medians: dict[str, float]
     _now: dict[int, dict[str, float]] = field(default_factory=dict)
+    _scale: float = 0.0
 
-    def begin(self) -> None:
-        """Begin a round without uploads."""
-        self._now = {}
+    def begin(self, scale: float) -> None:
+        """Begin a round without uploads; ``scale``: see :func:`scale`."""
+        self._now, self._scale = {}, scale
 
     def add(self, client: int, norms: dict[str, float]) -> bool:
         """Add an upload; True if the earlier medians are enough to accept it."""
         self._now[client] = norms
-        return all(norm <= self.ratio * self.medians.get(name, 0.0) for name, norm in norms.items())
+        return all(norm <= self._limit(name, self.medians.get(name, 0.0)) for name, norm in norms.items())
 
     def objection(self, client: int) -> str:
         """Reason to refuse an upload, if any, after all have been added."""
         for name, norm in self._now[client].items():
             medians = [middle for middle in (self._median(name), self.medians.get(name)) if middle is not None]
-            if norm > self.ratio * max(medians, default=ASSUMED):
+            if norm > self._limit(name, max(medians, default=ASSUMED)):
                 usual = f"the median {max(medians):.3g}" if medians else f"{ASSUMED:g}, the assumed median"
                 return f"the norm of its {name} is {norm:.3g}, more than {self.ratio:g} times {usual}"
         return ""
@@ -126,11 +136,19 @@ class Judge:
         self.medians.update(medians)
         return large
 
+    def _limit(self, name: str, median: float) -> float:
+        least = 0.0 if _is_buffer(name) else self._scale * (STEPS if name == MOVEMENT else 1.0)
+        return max(self.ratio * median, least)
+
     def _median(self, name: str) -> float | None:
         """Upper median of the round; None if fewer than three silos have sent such values."""
         values = [norms.get(name, 0.0) for norms in self._now.values()]
-        model = name in (STATISTICS, COUNTERS) or name.startswith(UNTRAINED)
-        if name not in CHANGES and not model:  # a tensor of the method, which a silo may omit
+        if name not in CHANGES and not _is_buffer(name):  # a tensor of the method, which a silo may omit
             values = [norm for norm in values if norm]
         middle = median_high(values) if len(values) >= 3 else None
-        return middle or (middle if model else None)  # what most silos do not change, no silo may change
+        return middle or (middle if _is_buffer(name) else None)  # a buffer that most do not change must not change
+
+
+def _is_buffer(name: str) -> bool:
+    """Whether these are norms of buffers or frozen parameters."""
+    return name in (STATISTICS, COUNTERS) or name.startswith(UNTRAINED)

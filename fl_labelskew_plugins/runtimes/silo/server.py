@@ -39,7 +39,7 @@ from fl_labelskew_plugins.runtimes.silo.facts import Census, OtherClassesError, 
 from fl_labelskew_plugins.runtimes.silo.flood import Flood
 from fl_labelskew_plugins.runtimes.silo.listening import ServerTransport
 from fl_labelskew_plugins.runtimes.silo.members import ExcludedSilos, Members, Poll
-from fl_labelskew_plugins.runtimes.silo.outliers import Judge, norms
+from fl_labelskew_plugins.runtimes.silo.outliers import Judge, norms, scale
 from fl_labelskew_plugins.runtimes.transport import SERVER, Kind, Manager, Message, measures, reason, upload
 from fl_labelskew_plugins.runtimes.wire import plain
 from fl_labelskew_plugins.tensors import State, Weights, group, joined, num_bytes, save_atomic, trim
@@ -209,7 +209,7 @@ class Uploads(SiloExchange):
         session = self.rounds.session
         members.begin(round)
         self._poll = poll = Poll[LocalResult](members, clients, "uploads", {})
-        self._judge.begin()
+        self._judge.begin(scale(server.weights, server.parameters))
         self._warn_of_heavy(clients)
         self._request = plain(joined(model=server.weights, shared=server.shared))
         for client in clients:
