@@ -1,30 +1,28 @@
-"""Seconds of a round across processes: one process, and MPI with 1 and 2 workers; silos, and only their training.
+"""Seconds of a round with several processes (MPI workers, silos), and the server's memory and traffic.
 
-What a server over MPI holds, sends and receives of large uploads.
-
-    python benchmarks/scaling.py            # about 13 minutes on two cores that have nothing else to do
+    python benchmarks/scaling.py            # about 13 minutes on two idle cores
     python benchmarks/scaling.py --quick    # about 5 minutes, fewer repetitions
     python benchmarks/scaling.py --part mpi # one of the parts: mpi, silos, uploads
-    python benchmarks/scaling.py --tiny     # a minute: that it works; digits, a worker, a silo; no real numbers
+    python benchmarks/scaling.py --tiny     # a minute: only a check, with digits, a worker and a silo
 
-It prints Markdown tables. Every run is the command that a user types, one torch thread a process and without FedML,
-each variant in turn, so that a slow spell of the machine hits all of them. Rounds are those of ``timings.jsonl`` but
-the first; CPU seconds are those of all processes of a run. *Others* is what the rest of the machine computed meanwhile,
-in cores: wall times mean little where it is not about 0, so that quiet rounds alone count where there are any.
+It prints Markdown tables. Each run is a ``labelskew run`` command without FedML, with one torch thread per process. The
+variants alternate, so that other load on the machine affects all of them. The numbers are those of all rounds in
+``timings.jsonl`` except the first. CPU seconds are the sum over all processes of a run. *Others* is the load of all
+other processes in cores; wall times are reliable only if it is near 0. If there are rounds with an idle machine, only
+these are used.
 
-MPI: Fashion-MNIST, 40 clients of 2 classes, 10 a round, the CNN of FedLC's table 8, one local epoch, batches of 64, a
-test of the global model and of each client's own every round.
+MPI: Fashion-MNIST, 40 clients of 2 classes, 10 per round, the CNN of FedLC's table 8, one local epoch, batches of 64, a
+test of the global model and of each client's private model in every round.
 
-Uploads: ResNet18 (45 MB), 8, 16 and 32 of 32 clients a round, 4 workers, 800 images of 8 by 8 in all, dealt by a
-Dirichlet distribution, one batch for each client, no test. *Memory* is the most that the server's process held, pages
-of files included, *on disk* the most that waited there; bytes of a round are those of the loopback interface, over
-which MPI is made to send all (what else uses it counts too).
+Uploads: ResNet18 (45 MB), 8, 16 and 32 of 32 clients per round, 4 workers, 800 images of 8 by 8 in total, partitioned
+by a Dirichlet distribution, one batch per client, no test. *Memory* is the peak of the server's process, including
+pages of files. *On disk* is the peak of waiting uploads on disk. *Sent and received* are all bytes of the loopback
+interface, which MPI must use (and other programs may use).
 
-Silos: ResNet18 (45 MB), 5 silos of 16 images of 8 by 8, one epoch in one batch, no test. Six processes share the cores,
-so a round cannot be shorter than the five trainings that the cores have to do: one client's training, measured alone in
-a process with one thread, times 5, divided by the cores (at most 5). *Beyond training* is the round without that; what
-the silos spend on decoding, checking and copying 45 MB, and the server on the mean of five models, is in it. Without
-digests: ``comm_args.audit_digests: false``, nothing is hashed for the audit log.
+Silos: ResNet18 (45 MB), 5 silos of 16 images of 8 by 8, one epoch in one batch, no test. Six processes share the cores.
+So the minimum time of a round is 5 times the training of one client in a separate process with one thread, divided by
+the number of cores (at most 5). *Beyond training* is the round minus this minimum: the silos decode, check and copy
+45 MB, and the server averages five models. *No digests*: ``comm_args.audit_digests: false`` (no hashing).
 """
 
 from __future__ import annotations
@@ -80,13 +78,13 @@ device_args: {{threads: 1}}
 comm_args: {{backend: MPI, workers: {workers}}}
 tracking_args: {{checkpoint_every: 1000}}
 """
-QUIET = 0.1
-"""Cores that others may use in a round that counts as quiet."""
+MAX_OTHERS = 0.1
+"""Maximum load of other processes, in cores, in a round with an idle machine."""
 CORES = len(os.sched_getaffinity(0))
 
 
 class Round(NamedTuple):
-    """Wall and CPU seconds of a measured round, and the cores that others used meanwhile."""
+    """Wall and CPU seconds of a measured round, and the load of other processes in cores."""
 
     wall: float
     cpu: float
@@ -94,92 +92,92 @@ class Round(NamedTuple):
 
 
 def median(rounds: list[Round]) -> tuple[float, float, str]:
-    """Wall and CPU seconds of a round, and the others in words; of the quiet rounds, if any."""
-    counting = [round for round in rounds if round.others <= QUIET] or rounds
-    wall, cpu, others = map(statistics.median, zip(*counting, strict=True))
-    return wall, cpu, f"{others:.2f} in {len(counting)} of {len(rounds)} rounds"
+    """Median wall and CPU seconds, and a text with the others' load; only rounds with an idle machine, if any."""
+    selected = [round for round in rounds if round.others <= MAX_OTHERS] or rounds
+    wall, cpu, others = map(statistics.median, zip(*selected, strict=True))
+    return wall, cpu, f"{others:.2f} in {len(selected)} of {len(rounds)} rounds"
 
 
-def measured(
+def measure(
     command: list[str],
     folder: Path,
     rounds: int,
     watch: Callable[[list[psutil.Process]], None] = lambda _: None,
-    **more: str,
+    **variables: str,
 ) -> list[Round]:
-    """Run a command that writes a run into ``folder``; every round but the first.
+    """Run a command that writes a run to ``folder``, and measure all rounds except the first.
 
-    ``watch`` looks at its processes; ``more``: variables of its environment.
+    ``watch`` is called repeatedly with the processes of the run; ``variables`` are added to their environment.
     """
     begun = time.monotonic()
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **more}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **variables}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    timings, family = folder / "timings.jsonl", psutil.Process(process.pid)
-    marks: list[tuple[float, float, float]] = []  # wall, own CPU and the machine's CPU seconds after each round
-    everyone: list[psutil.Process] = []
-    while process.poll() is None and len(marks) < rounds:
+    timings, parent = folder / "timings.jsonl", psutil.Process(process.pid)
+    clocks: list[tuple[float, float, float]] = []  # after each round: wall, CPU of the run, CPU of the machine
+    processes: list[psutil.Process] = []
+    while process.poll() is None and len(clocks) < rounds:
         time.sleep(0.01)
-        done = timings.read_bytes().count(b"\n") if timings.exists() else 0
-        if done > len(marks):
-            everyone = everyone or [family, *family.children(recursive=True)]
-            marks.append((time.monotonic(), sum(map(_cpu, everyone)), _busy()))
-        watch(everyone)
+        completed = timings.read_bytes().count(b"\n") if timings.exists() else 0
+        if completed > len(clocks):
+            processes = processes or [parent, *parent.children(recursive=True)]
+            clocks.append((time.monotonic(), sum(map(_cpu_seconds, processes)), _machine_cpu_seconds()))
+        watch(processes)
     _, error = process.communicate()
     if process.returncode:
         sys.exit(f"{' '.join(command)}\nended with exit code {process.returncode}\n{error}")
     seconds = [json.loads(line)["seconds"] for line in timings.read_text().splitlines()]
     measures = []
-    for number, (before, after) in enumerate(itertools.pairwise(marks), rounds - len(marks) + 1):
-        wall, cpu, busy = (b - a for a, b in zip(before, after, strict=True))
-        measures.append(Round(seconds[number], cpu, max(0.0, busy - cpu) / wall))
+    for number, (before, after) in enumerate(itertools.pairwise(clocks), rounds - len(clocks) + 1):
+        wall, cpu, machine = (b - a for a, b in zip(before, after, strict=True))
+        measures.append(Round(seconds[number], cpu, max(0.0, machine - cpu) / wall))
     print(f"  {time.monotonic() - begun:.0f} s: {measures}", file=sys.stderr, flush=True)
     return measures
 
 
-def _cpu(process: psutil.Process) -> float:
+def _cpu_seconds(process: psutil.Process) -> float:
     with contextlib.suppress(psutil.Error):
         times = process.cpu_times()
         return float(times.user + times.system)
     return 0.0
 
 
-def _busy() -> float:
+def _machine_cpu_seconds() -> float:
     times = psutil.cpu_times()
     return float(sum(times) - times.idle - times.iowait - times.guest - times.guest_nice)
 
 
-def run(recipe: Path, folder: Path, overrides: list[str]) -> list[str]:
+def run_command(recipe: Path, folder: Path, overrides: list[str]) -> list[str]:
     sets = [word for override in overrides for word in ("--set", override)]
     command = [sys.executable, "-m", "fl_labelskew_plugins.cli.main", "run", str(recipe), "--run-dir", str(folder)]
     return [*command, "--host", "none", "--quiet", *sets]
 
 
 def mpi(*, quick: bool, tiny: bool) -> None:
-    """One process, and 1 and 2 workers."""
-    rounds, turns = (3, 1) if tiny else (4, 1) if quick else (8, 3)
+    """Measure one process, and 1 and 2 workers."""
+    rounds, repetitions = (3, 1) if tiny else (4, 1) if quick else (8, 3)
     variants = dict(list(VARIANTS.items())[:2]) if tiny else VARIANTS
     recipe = RECIPES / ("quickstart.yaml" if tiny else "small/fedavg_fmnist.yaml")
-    more = ["train_args.epochs=10"] if tiny else []  # rounds that are long enough to be seen
+    more = ["train_args.epochs=10"] if tiny else []  # shorter rounds would end between two reads of the timings
     results: dict[str, list[Round]] = {name: [] for name in variants}
-    for turn in range(turns):
+    for repetition in range(repetitions):
         for name, overrides in variants.items():
-            print(f"turn {turn + 1}: {name}", file=sys.stderr)
+            print(f"repetition {repetition + 1}: {name}", file=sys.stderr)
             with tempfile.TemporaryDirectory() as folder:
                 out, sets = Path(folder) / "run", [*MPI, f"train_args.comm_round={rounds}", *more, *overrides]
-                results[name] += measured(run(recipe, out, sets), out, rounds)
+                results[name] += measure(run_command(recipe, out, sets), out, rounds)
     medians = {name: median(measures) for name, measures in results.items()}
     sp, one = medians["sp"][0], medians["MPI, 1 worker"][0]
-    print("\n| runtime | s a round | beside sp | throughput beside 1 worker | CPU s a round | others |")
+    print("\n| runtime | s per round | time / sp | throughput / 1 worker | CPU s per round | others |")
     print("|---|---|---|---|---|---|")
     for name, (wall, cpu, others) in medians.items():
         print(f"| {name} | {wall:.2f} | {wall / sp:.2f} | {one / wall:.2f} | {cpu:.2f} | {others} |")
 
 
 def silos(*, quick: bool, tiny: bool) -> None:
-    """A round of 5 silos, and only their training; tiny: of one silo, only with TLS."""
+    """Measure rounds of 5 silos, and only their training; tiny: one silo, only with TLS."""
     import numpy as np
 
-    rounds, turns = (3, 1) if tiny else (6, 1) if quick else (12, 3)
+    rounds, repetitions = (3, 1) if tiny else (6, 1) if quick else (12, 3)
     number = 1 if tiny else 5
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -195,33 +193,33 @@ def silos(*, quick: bool, tiny: bool) -> None:
         recipes = {}
         certificates = {"loopback": "null", "loopback, TLS": str(folder / "certs")}
         for digests, more in (("true", ""), ("false", ", no digests")):
-            for kind, certs in certificates.items():
-                recipes[kind + more] = folder / f"{kind}{more}.yaml"
+            for transport, certs in certificates.items():
+                recipes[transport + more] = folder / f"{transport}{more}.yaml"
                 text = SILOS.format(data=folder / "data.npz", silos=number, rounds=rounds, certs=certs, digests=digests)
-                recipes[kind + more].write_text(text)
-        single = training(recipes["loopback"], number, 2 if tiny else 11)
+                recipes[transport + more].write_text(text)
+        single = training_seconds(recipes["loopback"], number, 2 if tiny else 11)
         if tiny:
             recipes = {"loopback, TLS": recipes["loopback, TLS"]}
-        results: dict[str, list[Round]] = {kind: [] for kind in recipes}
-        for turn in range(turns):
-            for kind, recipe in recipes.items():
-                print(f"turn {turn + 1}: {kind}", file=sys.stderr)
-                out = folder / f"{kind}-{turn}"
-                results[kind] += measured(run(recipe, out, []), out, rounds - 1)  # the last one has a test
-    least = single * number / min(number, CORES)
-    print(f"\none client's training in one process: {single:.3f} s; {number} on {CORES} cores: {least:.3f} s\n")
-    print("| transport | s a round | beyond training | CPU s a round, training taken off | others |")
+        results: dict[str, list[Round]] = {transport: [] for transport in recipes}
+        for repetition in range(repetitions):
+            for transport, recipe in recipes.items():
+                print(f"repetition {repetition + 1}: {transport}", file=sys.stderr)
+                out = folder / f"{transport}-{repetition}"
+                results[transport] += measure(run_command(recipe, out, []), out, rounds - 1)  # the last has a test
+    minimum = single * number / min(number, CORES)
+    print(f"\ntraining of one client in one process: {single:.3f} s; {number} on {CORES} cores: {minimum:.3f} s\n")
+    print("| transport | s per round | beyond training | CPU s per round, without training | others |")
     print("|---|---|---|---|---|")
-    for kind, measures in results.items():
+    for transport, measures in results.items():
         wall, cpu, others = median(measures)
-        print(f"| {kind} | {wall:.2f} | {wall - least:.2f} | {cpu - number * single:.2f} | {others} |")
+        print(f"| {transport} | {wall:.2f} | {wall - minimum:.2f} | {cpu - number * single:.2f} | {others} |")
 
 
 def uploads(*, quick: bool, tiny: bool) -> None:
-    """What the server of an MPI run holds, sends and receives, by the clients of a round."""
+    """Measure memory, disk and traffic of the server of an MPI run, for several numbers of clients per round."""
     import numpy as np
 
-    rounds, turns, workers = (2, 1, 1) if tiny else (4, 1, 4) if quick else (6, 2, 4)
+    rounds, repetitions, workers = (2, 1, 1) if tiny else (4, 1, 4) if quick else (6, 2, 4)
     numbers = (8,) if tiny else (8, 16, 32)
     results: dict[int, list[Round]] = {clients: [] for clients in numbers}
     memory, disk, sent = (dict.fromkeys(numbers, 0.0) for _ in range(3))
@@ -229,23 +227,23 @@ def uploads(*, quick: bool, tiny: bool) -> None:
         folder, rng = Path(name), np.random.default_rng(0)
         y = np.arange(800) % 10
         np.savez(folder / "data.npz", x=rng.integers(0, 256, (800, 8, 8), dtype=np.uint8), y=y)
-        for turn, clients in itertools.product(range(turns), numbers):
-            print(f"turn {turn + 1}: {clients} clients", file=sys.stderr)
-            out, recipe = folder / f"{clients}-{turn}", folder / f"{clients}.yaml"
-            what = {"model": "mlp" if tiny else "resnet18", "clients": clients, "workers": workers}
-            recipe.write_text(UPLOADS.format(data=folder / "data.npz", rounds=rounds + 1, **what))
+        for repetition, clients in itertools.product(range(repetitions), numbers):
+            print(f"repetition {repetition + 1}: {clients} clients", file=sys.stderr)
+            out, recipe = folder / f"{clients}-{repetition}", folder / f"{clients}.yaml"
+            values = {"model": "mlp" if tiny else "resnet18", "clients": clients, "workers": workers}
+            recipe.write_text(UPLOADS.format(data=folder / "data.npz", rounds=rounds + 1, **values))
 
             def watch(processes: list[psutil.Process], clients: int = clients, out: Path = out) -> None:
-                disk[clients] = max(disk[clients], _on_disk(out, processes))
+                disk[clients] = max(disk[clients], _disk_mb(out, processes))
 
-            before = _loopback()
-            command = [*run(recipe, out, []), "--host", "none"]
-            results[clients] += measured(command, out, rounds, watch, OMPI_MCA_btl="tcp,self")
-            sent[clients] = (_loopback() - before) / (rounds + 1)
+            before = _loopback_mb()
+            command = [*run_command(recipe, out, []), "--host", "none"]
+            results[clients] += measure(command, out, rounds, watch, OMPI_MCA_btl="tcp,self")
+            sent[clients] = (_loopback_mb() - before) / (rounds + 1)
             timings = (out / "timings.jsonl").read_text().splitlines()
             memory[clients] = max(memory[clients], *(json.loads(line)["peak_mb"] for line in timings))
     first = median(results[numbers[0]])[0]
-    print("\n| clients a round | s a round | ratio | memory, MB | on disk, MB | sent and received, MB | others |")
+    print("\n| clients per round | s per round | ratio | memory, MB | on disk, MB | sent and received, MB | others |")
     print("|---|---|---|---|---|---|---|")
     for clients, measures in results.items():
         wall, _, others = median(measures)
@@ -255,47 +253,47 @@ def uploads(*, quick: bool, tiny: bool) -> None:
         )
 
 
-def _loopback() -> float:
-    """MB that the loopback interface has carried so far."""
+def _loopback_mb() -> float:
+    """MB that the loopback interface has sent so far."""
     return float(psutil.net_io_counters(pernic=True)["lo"].bytes_sent / 1e6)
 
 
-def _on_disk(folder: Path, processes: list[psutil.Process]) -> float:
-    """MB of files without a name in a folder that these processes have mapped."""
+def _disk_mb(folder: Path, processes: list[psutil.Process]) -> float:
+    """MB of unlinked files of a folder that these processes have mapped."""
     total = 0
     for process in processes:
         with contextlib.suppress(OSError):
             for line in Path(f"/proc/{process.pid}/maps").read_text().splitlines():
                 if str(folder) in line and line.endswith("(deleted)"):
-                    begin, end = line.split()[0].split("-")
-                    total += int(end, 16) - int(begin, 16)
+                    start, end = line.split()[0].split("-")
+                    total += int(end, 16) - int(start, 16)
     return total / 1e6
 
 
-def training(recipe: Path, clients: int, repetitions: int) -> float:
-    """CPU seconds of one client's round with one thread, in this process."""
+def training_seconds(recipe: Path, clients: int, repetitions: int) -> float:
+    """CPU seconds of one client's training in a round, with one thread in this process."""
     import torch
 
     from fl_labelskew_plugins.engine.turn import fit
-    from fl_labelskew_plugins.recipe import parse as recipes
+    from fl_labelskew_plugins.recipe import parse
     from fl_labelskew_plugins.runs import session
 
     torch.set_num_threads(1)
-    made = session.build(recipes.load(recipe))
+    built = session.build(parse.load(recipe))
     times = []
     for number in range(repetitions):
         before = time.process_time()
-        fit(made.trainer, number % clients, number, made.start, times_selected=number)
+        fit(built.trainer, number % clients, number, built.start, times_selected=number)
         times.append(time.process_time() - before)
     return statistics.median(times[1:])
 
 
 def main() -> None:
-    """Measure and print."""
+    """Parse the options, and measure the parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
-    parser.add_argument("--tiny", action="store_true", help="a try with few processes, in a minute")
-    parser.add_argument("--part", choices=["mpi", "silos", "uploads"], help="measure one part alone")
+    parser.add_argument("--tiny", action="store_true", help="a check with few processes, in a minute")
+    parser.add_argument("--part", choices=["mpi", "silos", "uploads"], help="measure only this part")
     options = parser.parse_args()
     for name, part in (("mpi", mpi), ("silos", silos), ("uploads", uploads)):
         if options.part in (None, name):

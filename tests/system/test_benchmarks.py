@@ -62,8 +62,8 @@ def test_isic_loader(tables):
 
 def test_scaling(tables):
     rows = tables("scaling")
-    heads = ("runtime", "transport", "clients a round")
-    names = ["runtime", "sp", "MPI, 1 worker", "transport", "loopback, TLS", "clients a round", "8"]
+    heads = ("runtime", "transport", "clients per round")
+    names = ["runtime", "sp", "MPI, 1 worker", "transport", "loopback, TLS", "clients per round", "8"]
     assert [row[0] for row in rows] == names
     assert all(float(row[1]) > 0 for row in rows if row[0] not in heads)
     assert float(rows[-1][3]) > 100  # MB
@@ -125,7 +125,7 @@ def test_gpu_keeps_completed_measurements(tmp_path, monkeypatch):
     bench(0).run()
     lines = (tmp_path / "results.jsonl").read_text().splitlines()
     assert len(lines) == 1 + 1 + 2 + 4 + 1  # the machine, tests, steps, rounds, workers; no scale without time
-    assert all(json.loads(line)["missing"] == "no time was left" for line in lines[1:])
+    assert all(json.loads(line)["missing"] == "time limit reached" for line in lines[1:])
     bench(60).measure("steps", "small CNN", lambda: 1 / 0)
     assert "- not measured: small CNN: ZeroDivisionError" in (tmp_path / "results.md").read_text()
     for value in ("first", "second"):
@@ -133,7 +133,7 @@ def test_gpu_keeps_completed_measurements(tmp_path, monkeypatch):
     assert "| small CNN | 0.5 | first |" in (tmp_path / "results.md").read_text()
     kept = (tmp_path / "results.jsonl").read_text()
     (tmp_path / "results.jsonl").write_text(kept.replace('"device": "cpu"', '"device": "another"'))
-    with pytest.raises(LabelSkewError, match=r"holds results of .*another.*; use a new folder"):
+    with pytest.raises(LabelSkewError, match=r"contains results of .*another.*; use a new folder"):
         bench(60)
 
 
