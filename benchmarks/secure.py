@@ -1,17 +1,18 @@
 """Costs of secure aggregation per round: bytes, and CPU seconds of the server and a silo, compared with clear runs.
 
-    python benchmarks/secure.py            # 5, 10 and 20 silos: up to 21 processes, which have to fit into memory
+    python benchmarks/secure.py            # 5, 10 and 20 silos: up to 21 processes, which must fit into memory
     python benchmarks/secure.py --quick    # 5 silos
-    python benchmarks/secure.py --tiny     # half a minute: that it works; a small network, 4 silos
+    python benchmarks/secure.py --tiny     # half a minute: only a check, with a small network and 4 silos
 
-It prints two Markdown tables. The first is of one silo's shares: CPU milliseconds for verifiable ones (Feldman), and
-for those of Shamir's scheme of pycryptodome, alternately; medians of several times. The second is of whole rounds.
-An MLP of 45 MB, 5 silos or more of 16 images of 8 by 8, one epoch in one batch, no test but the last; certificates, one
-torch thread a process, 32 bits. *Lost*: so many silos have shared their masks and then send nothing, in every round, so
-that the others open those masks; sums that may lose silos have noise; the clear run loses nobody. Processes share this
-machine, and do without FedML. So seconds are CPU seconds of one process in a round, the median over rounds but the
-first (and over silos that are not lost), and *MB* is all that the server received and sent in a round, of its audit
-log, the same for each.
+It prints two Markdown tables. The first shows CPU milliseconds for the secret shares of one silo: verifiable shares
+(Feldman), and shares of Shamir's scheme in pycryptodome. The two alternate; the numbers are medians.
+
+The second table shows whole rounds: an MLP of 45 MB, at least 5 silos of 16 images of 8 by 8, one epoch in one batch,
+a test only in the last round, certificates, one torch thread per process, 32 bits, no FedML. *Lost* silos share their
+masks and then send nothing, in every round, so that the other silos reveal these masks. Sums with lost silos contain
+noise. The clear run has no lost silos. *MB* are all bytes that the server received and sent in a round, according to
+its audit log (the same in each round). Because all processes share the machine, seconds are CPU seconds of one process
+per round: medians over the rounds except the first and the last, and over the silos that are not lost.
 """
 
 from __future__ import annotations
@@ -65,104 +66,104 @@ def lost(self, *args):
 SiloRound.mask = lost
 main()
 """
-"""A silo that shares its masks and sends nothing in a round."""
+"""The program of a silo that shares its masks, but does not send a masked vector."""
 
 
 class Cost(NamedTuple):
-    """Of a round: megabytes at the server, CPU seconds of the server and of a silo."""
+    """Costs per round: megabytes at the server, CPU seconds of the server and of a silo."""
 
     megabytes: float
     server: float
     silo: float
 
 
-def measured(recipe: Path, folder: Path, silos: int, lost: int, rounds: int) -> Cost:
-    """Run a federation into a folder; medians over its rounds but the first and the last, which has a test."""
+def measure(recipe: Path, folder: Path, silos: int, lost: int, rounds: int) -> Cost:
+    """Run a federation; medians over its rounds except the first and the last, which has a test."""
     with contextlib.closing(socket.socket()) as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
     def start(program: tuple[str, str], out: Path, *role: str) -> subprocess.Popen[bytes]:
-        words = ["run", str(recipe), "--host", "none", "--run-dir", str(out), "--quiet", "--server", address]
-        words += ["--role", *role]
+        arguments = ["run", str(recipe), "--host", "none", "--run-dir", str(out), "--quiet", "--server", address]
+        command = [sys.executable, *program, *arguments, "--role", *role]
         log = out.with_suffix(".log").open("wb")
-        return subprocess.Popen([sys.executable, *program, *words], env=environment, stdout=log, stderr=log)
+        return subprocess.Popen(command, env=environment, stdout=log, stderr=log)
 
     server = start(MAIN, folder / "server", "server")
-    others = [
+    clients = [
         start(("-c", LOST) if rank <= lost else MAIN, folder / f"silo-{rank}", "client", "--rank", str(rank))
         for rank in range(1, silos + 1)
     ]
-    processes = [server, *others]
-    timings, marks = folder / "server" / "timings.jsonl", []
+    processes = [server, *clients]
+    timings, clocks = folder / "server" / "timings.jsonl", []
     while server.poll() is None:
         time.sleep(0.01)
-        done = timings.read_bytes().count(b"\n") if timings.exists() else 0
-        if done > len(marks):
-            marks.append([_cpu(process.pid) for process in processes])
+        completed = timings.read_bytes().count(b"\n") if timings.exists() else 0
+        if completed > len(clocks):
+            clocks.append([_cpu_seconds(process.pid) for process in processes])
     for process in processes:
         if process.wait(120):
             last = (folder / "server.log").read_text(encoding="utf-8", errors="replace").splitlines()[-1:]
-            sys.exit(f"{process.args!r}\nended with exit code {process.returncode}; the server's last line: {last}")
-    seconds = np.diff(np.array(marks), axis=0)[: rounds - 2]
-    moved: dict[int, int] = defaultdict(int)
+            sys.exit(f"{process.args!r}\nended with exit code {process.returncode}; server log ends with: {last}")
+    seconds = np.diff(np.array(clocks), axis=0)[: rounds - 2]
+    traffic: dict[int, int] = defaultdict(int)
     for line in map(json.loads, (folder / "server" / "audit.jsonl").read_text().splitlines()):
         if line["event"] in ("received", "sent") and line.get("round") is not None:
-            moved[line["round"]] += line["bytes"]
+            traffic[line["round"]] += line["bytes"]
     return Cost(
-        statistics.median(moved[round] for round in range(1, rounds - 1)) / 1e6,
+        statistics.median(traffic[round] for round in range(1, rounds - 1)) / 1e6,
         float(np.median(seconds[:, 0])),
         float(np.median(seconds[:, 1 + lost :])),
     )
 
 
-def _cpu(pid: int) -> float:
+def _cpu_seconds(pid: int) -> float:
     with contextlib.suppress(psutil.Error):
         times = psutil.Process(pid).cpu_times()
         return float(times.user + times.system)
     return float("nan")
 
 
-def timed(*works: Callable[[], object], times: int) -> list[float]:
-    """CPU milliseconds of each, medians over rounds in which each has its turn."""
-    seconds: list[list[float]] = [[] for _ in works]
-    for _ in range(times):
-        for work, taken in zip(works, seconds, strict=True):
+def milliseconds(*functions: Callable[[], object], repetitions: int) -> list[float]:
+    """Median CPU milliseconds of each function; the functions alternate."""
+    times: list[list[float]] = [[] for _ in functions]
+    for _ in range(repetitions):
+        for function, row in zip(functions, times, strict=True):
             begun = time.process_time()
-            work()
-            taken.append(1000 * (time.process_time() - begun))
-    return [statistics.median(taken) for taken in seconds]
+            function()
+            row.append(1000 * (time.process_time() - begun))
+    return [statistics.median(row) for row in times]
 
 
-def shares_table(numbers: list[int], times: int) -> None:
-    """One silo deals shares of its two secrets, and checks those that all silos have dealt to it."""
-    print("| silos | threshold | Shamir: deal, ms | verifiable: deal, ms | check, ms | commitments of a silo, KB |")
+def print_shares_table(numbers: list[int], repetitions: int) -> None:
+    """Measure how one silo deals shares of its two secrets, and checks the shares from all silos."""
+    print("| silos | threshold | Shamir: deal, ms | verifiable: deal, ms | check, ms | commitments per silo, KB |")
     print("|---|---|---|---|---|---|")
     for silos in numbers:
-        ranks, least = list(range(1, silos + 1)), 2 * silos // 3 + 1
-        _, commitments = dealt = shares.dealt(7, least, ranks, os.urandom)
-        plain, deal, check = timed(
-            lambda least=least, silos=silos: [Shamir.split(least, silos, bytes(16)) for _ in range(2)],
-            lambda least=least, ranks=ranks: [shares.dealt(7, least, ranks, os.urandom) for _ in range(2)],
+        ranks, threshold = list(range(1, silos + 1)), 2 * silos // 3 + 1
+        _, commitments = dealt = shares.dealt(7, threshold, ranks, os.urandom)
+        shamir, deal, check = milliseconds(
+            lambda t=threshold, silos=silos: [Shamir.split(t, silos, bytes(16)) for _ in range(2)],
+            lambda t=threshold, ranks=ranks: [shares.dealt(7, t, ranks, os.urandom) for _ in range(2)],
             lambda dealt=dealt, silos=silos: [shares.fits(dealt[0][3], 3, dealt[1]) for _ in range(2 * silos)],
-            times=times,
+            repetitions=repetitions,
         )
         kilobytes = 2 * sum(map(len, commitments[1:])) / 1000
-        print(f"| {silos} | {least} | {plain:.1f} | {deal:.1f} | {check:.1f} | {kilobytes:.1f} |", flush=True)
+        print(f"| {silos} | {threshold} | {shamir:.1f} | {deal:.1f} | {check:.1f} | {kilobytes:.1f} |", flush=True)
     print()
 
 
 def main() -> None:
-    """Measure and print."""
+    """Parse the options, measure, and print both tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="5 silos alone")
-    parser.add_argument("--tiny", action="store_true", help="a try with a small network, in half a minute")
+    parser.add_argument("--quick", action="store_true", help="only 5 silos")
+    parser.add_argument("--tiny", action="store_true", help="a check with a small network, in half a minute")
     options = parser.parse_args()
     numbers, rounds = ([4], 4) if options.tiny else ([5] if options.quick else [5, 10, 20], 7)
-    shares_table([4] if options.tiny else [5, 10, 20, 50, 100], times=2 if options.tiny else 5)
+    print_shares_table([4] if options.tiny else [5, 10, 20, 50, 100], repetitions=2 if options.tiny else 5)
     head = ["silos", "lost", "MB per round", "MB / MB of clear", "server, CPU s", "difference from clear"]
-    print(f"| {' | '.join([*head, 'a silo, CPU s', 'difference from clear'])} |")
+    print(f"| {' | '.join([*head, 'silo, CPU s', 'difference from clear'])} |")
     print("|---|---|---|---|---|---|---|---|")
     for silos in numbers:
         clear = Cost(0.0, 0.0, 0.0)
@@ -174,16 +175,15 @@ def main() -> None:
                 x = rng.integers(0, 256, (size, 8, 8), dtype=np.uint8)
                 np.savez(data, x=x, y=np.arange(size) % 10)
                 recipe, hidden = folder / "recipe.yaml", [128] if options.tiny else [3300, 3300]
-                facts = {"silos": silos, "rounds": rounds, "certs": folder / "certs", "secure": str(secure).lower()}
-                facts["threshold"] = 2 * silos // 3 + 1 if lost else "null"
-                facts["noise"] = "{noise_multiplier: 0.5, clip: 1}" if lost else "{}"  # else no silo may be missing
-                recipe.write_text(RECIPE.format(data=data, hidden=hidden, **facts))
-                cost = measured(recipe, folder, silos, lost, rounds)
+                values = {"silos": silos, "rounds": rounds, "certs": folder / "certs", "secure": str(secure).lower()}
+                values["threshold"] = 2 * silos // 3 + 1 if lost else "null"
+                values["noise"] = "{noise_multiplier: 0.5, clip: 1}" if lost else "{}"  # lost silos require noise
+                recipe.write_text(RECIPE.format(data=data, hidden=hidden, **values))
+                cost = measure(recipe, folder, silos, lost, rounds)
             clear = clear if secure else cost
-            times, server, silo = cost.megabytes / clear.megabytes, cost.server - clear.server, cost.silo - clear.silo
-            who = f"{silos} | {lost if secure else 'clear'}"
-            seconds = f"{cost.server:.2f} | {server:.2f} | {cost.silo:.2f} | {silo:.2f}"
-            print(f"| {who} | {cost.megabytes:.1f} | {times:.3f} | {seconds} |", flush=True)
+            ratio, server, silo = cost.megabytes / clear.megabytes, cost.server - clear.server, cost.silo - clear.silo
+            row = f"{silos} | {lost if secure else 'clear'} | {cost.megabytes:.1f} | {ratio:.3f}"
+            print(f"| {row} | {cost.server:.2f} | {server:.2f} | {cost.silo:.2f} | {silo:.2f} |", flush=True)
 
 
 if __name__ == "__main__":
