@@ -1,12 +1,12 @@
-"""Seconds of a round on Flower's simulation engine, next to one process and to a hand-written Flower app.
+"""Seconds of a round on Flower's simulation engine, compared with one process and with a hand-written Flower app.
 
     PATH=.venv-flower/bin:$PATH python benchmarks/flower.py            # about 3 minutes on two cores
-    PATH=.venv-flower/bin:$PATH python benchmarks/flower.py --tiny     # one minute: only that it works
+    PATH=.venv-flower/bin:$PATH python benchmarks/flower.py --tiny     # one minute: only a check
 
-The work: scikit-learn's digits, 10 clients of 2 classes, an MLP of 9610 parameters, FedAvg, ``--epochs`` local epochs
+Setting: scikit-learn's digits, 10 clients of 2 classes, an MLP of 9610 parameters, FedAvg, ``--epochs`` local epochs
 with batches of 16, and a test after each round. The hand-written app is a ServerApp and a ClientApp of 40 lines with
-the same network, data and steps. It sends only weights. Each client keeps its samples in its process; ours does, too.
-The numbers are medians over the rounds, without the first one. *Start* is the time before the end of the first round.
+the same network, data and steps. It sends only weights. In both apps, each client keeps its samples in its process.
+The numbers are medians over all rounds except the first. *Start* is the time until the end of the first round.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ VARIANTS = ("sp", "Flower", "hand-written")
 
 
 def recipe(rounds: int, epochs: int, backend: str) -> Any:
-    """The recipe of this work."""
+    """The recipe of all variants."""
     import fl_labelskew_plugins as fl
 
     changes = {"train_args.comm_round": rounds, "train_args.epochs": epochs, "method_args.method": "fedavg"}
@@ -36,7 +36,7 @@ def recipe(rounds: int, epochs: int, backend: str) -> Any:
 
 
 def ours(rounds: int, epochs: int, backend: str, folder: Path) -> list[float]:
-    """The end of each round of one of our runtimes, in seconds from the start."""
+    """Run one of our runtimes; the end of each round in seconds after the start."""
     import fl_labelskew_plugins as fl
 
     begun = time.time()
@@ -47,7 +47,7 @@ def ours(rounds: int, epochs: int, backend: str, folder: Path) -> list[float]:
 
 
 def hand_written(rounds: int, epochs: int) -> list[float]:
-    """The same for an app without this package's runtimes."""
+    """Run the hand-written app; the end of each round in seconds after the start."""
     import torch
     from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
     from flwr.clientapp import ClientApp
@@ -60,16 +60,16 @@ def hand_written(rounds: int, epochs: int) -> list[float]:
     flower()
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
     client, server, ends, begun = ClientApp(), ServerApp(), list[float](), time.time()
-    work = recipe(rounds, epochs, "sp")
+    settings = recipe(rounds, epochs, "sp")
 
     @client.train()
     def train(message: Message, context: Context) -> Message:
         import builtins
 
-        kept = vars(builtins)  # of the process: Ray sends this function again for each message
-        session = kept["_session"] = kept.get("_session") or build(work)
-        trainer, who = session.trainer, int(context.node_config["partition-id"])
-        model, rows = trainer.model, trainer.indices[who]
+        cache = vars(builtins)  # one per process; Ray sends this function again for each message
+        session = cache["_session"] = cache.get("_session") or build(settings)
+        trainer, client_number = session.trainer, int(context.node_config["partition-id"])
+        model, rows = trainer.model, trainer.indices[client_number]
         model.load_state_dict(message.content["arrays"].to_torch_state_dict())
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
         model.train()
@@ -84,23 +84,23 @@ def hand_written(rounds: int, epochs: int) -> list[float]:
 
     @server.main()
     def main(grid: Grid, context: Context) -> None:
-        session = build(work)
+        session = build(settings)
         weights = dict(session.start)
         while len(nodes := list(grid.get_node_ids())) < CLIENTS:
             time.sleep(0.1)
         for _ in range(rounds):
             sent = [Message(RecordDict({"arrays": ArrayRecord(weights)}), node, "train") for node in nodes]
-            asked, replies = {*grid.push_messages(sent)}, list[Message]()
-            while asked:
-                replies += grid.pull_messages(asked)
-                asked -= {reply.metadata.reply_to_message_id for reply in replies}
+            pending, replies = {*grid.push_messages(sent)}, list[Message]()
+            while pending:
+                replies += grid.pull_messages(pending)
+                pending -= {reply.metadata.reply_to_message_id for reply in replies}
                 time.sleep(0.05)
             total = sum(reply.content["size"]["samples"] for reply in replies)
-            parts = [
+            uploads = [
                 (reply.content["arrays"].to_torch_state_dict(), reply.content["size"]["samples"] / total)
                 for reply in replies
             ]
-            weights = {key: sum(part[key] * share for part, share in parts) for key in weights}
+            weights = {key: sum(upload[key] * share for upload, share in uploads) for key in weights}
             session.trainer.predict(weights=weights)
             ends.append(time.time() - begun)
 
@@ -113,14 +113,14 @@ def hand_written(rounds: int, epochs: int) -> list[float]:
 
 
 def main() -> None:
-    """Print a table."""
+    """Parse the options, run the variants and print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tiny", action="store_true", help="only that it works")
+    parser.add_argument("--tiny", action="store_true", help="a check in one minute")
     parser.add_argument("--rounds", type=int, default=20, help="rounds of each run")
-    parser.add_argument("--epochs", type=int, nargs="*", default=[2, 40], help="local epochs; a table row each")
-    parser.add_argument("--variant", choices=VARIANTS, help="only this one, and print its times")
+    parser.add_argument("--epochs", type=int, nargs="*", default=[2, 40], help="local epochs; one table row per number")
+    parser.add_argument("--variant", choices=VARIANTS, help="run only this variant, and print its times")
     options = parser.parse_args()
-    rounds, every = (2, [1]) if options.tiny else (options.rounds, options.epochs)
+    rounds, numbers = (2, [1]) if options.tiny else (options.rounds, options.epochs)
     if options.variant:
         with tempfile.TemporaryDirectory() as folder:
             by_hand = options.variant == VARIANTS[-1]
@@ -129,12 +129,12 @@ def main() -> None:
         print(json.dumps(ends))
         return
     print("| local epochs | variant | start, s | s per round | / sp |\n|---|---|---|---|---|")
-    for epochs in every:
+    for epochs in numbers:
         base = 0.0
         for variant in VARIANTS:
-            more = ["--variant", variant, "--rounds", str(rounds), "--epochs", str(epochs)]
-            done = subprocess.run([sys.executable, __file__, *more], capture_output=True, text=True, check=True)
-            ends = json.loads(done.stdout.splitlines()[-1])
+            arguments = ["--variant", variant, "--rounds", str(rounds), "--epochs", str(epochs)]
+            result = subprocess.run([sys.executable, __file__, *arguments], capture_output=True, text=True, check=True)
+            ends = json.loads(result.stdout.splitlines()[-1])
             seconds = statistics.median(b - a for a, b in pairwise(ends))
             base = base or seconds
             print(f"| {epochs} | {variant} | {ends[0]:.1f} | {seconds:.2f} | {seconds / base:.1f} |", flush=True)
