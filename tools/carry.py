@@ -1,11 +1,12 @@
-"""Fills a folder with all that a machine needs that has torch and torchvision, and no network.
+"""Collect the files for a machine without network that already has torch and torchvision, in one folder.
 
-    python tools/carry.py                  # into carry/, which git ignores; again after a change of the code
-    python tools/carry.py --python 3.11    # for another Python than 3.12
+    python tools/carry.py                  # into carry/, which git ignores; run it again after a change of the code
+    python tools/carry.py --python 3.11    # for Python 3.11 instead of 3.12
 
-For Linux on x86-64: wheels of our two packages, built from this checkout as ``make wheels`` does, of what they import
-to simulate on pictures (FedML, scikit-learn, SciPy, pandas and matplotlib are not among it: whoever draws without
-matplotlib is warned, and goes on), of pytest, and Debian's files of Fashion-MNIST. There, in one command:
+It contains files for Linux on x86-64: wheels of our two packages, built from this checkout like ``make wheels``;
+wheels of the packages for simulations on pictures, and of pytest; and Debian's files of Fashion-MNIST. FedML,
+scikit-learn, SciPy, pandas and matplotlib are not included: without matplotlib, a run only warns that it draws no
+pictures. On the other machine, run:
 
     python3 -m pip install -q --no-index --no-deps --upgrade --target /tmp/site carry/*.whl &&
     PYTHONPATH=/tmp/site python3 benchmarks/gpu.py
@@ -26,51 +27,51 @@ from fl_labelskew_plugins.data.idx import FashionMNIST
 
 ROOT = Path(__file__).parent.parent
 CARRY = ROOT / "carry"
-NEEDED = ("click", "pydantic", "pytest", "pyyaml", "randomgen", "rich", "stevedore")
-"""Ours need them and torch does not bring them; numpy, jinja2, Pillow and safetensors are there."""
-LIMIT = 64
-"""MiB that may be carried."""
+PACKAGES = ("click", "pydantic", "pytest", "pyyaml", "randomgen", "rich", "stevedore")
+"""Dependencies that torch does not install; numpy, jinja2, Pillow and safetensors must be installed."""
+MAX_MIB = 64
+"""Maximum size of the folder."""
 PIP = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check")
 
 
-def fill(folder: Path, python: str) -> None:
-    """Put everything into a new folder."""
+def download(folder: Path, python: str) -> None:
+    """Download, build and copy all files into a new folder."""
     platforms = [word for tag in ("2014", "_2_28") for word in ("--platform", f"manylinux{tag}_x86_64")]
-    wanted = ["--only-binary=:all:", "--python-version", python, *platforms, "--dest", str(folder), *NEEDED]
-    subprocess.run([*PIP, "download", *wanted], check=True)
+    options = ["--only-binary=:all:", "--python-version", python, *platforms, "--dest", str(folder), *PACKAGES]
+    subprocess.run([*PIP, "download", *options], check=True)
     subprocess.run(
         [*PIP, "wheel", "--no-deps", "--wheel-dir", str(folder), str(ROOT / "registry"), str(ROOT)], check=True
     )
     shutil.copytree(str(FashionMNIST.default_dir), folder / "fashion-mnist")
 
 
-def table(folder: Path) -> str:
-    """What a folder holds, with its sizes.
+def content_table(folder: Path) -> str:
+    """A table of the files with their sizes in MiB.
 
     Raises:
-        LabelSkewError: it is too much.
+        LabelSkewError: the folder is too large.
     """
     sizes = {str(file.relative_to(folder)): file.stat().st_size for file in sorted(folder.rglob("*.*"))}
     rows = [[name, f"{size / 2**20:.2f}"] for name, size in [*sizes.items(), ("all", sum(sizes.values()))]]
-    if sum(sizes.values()) >= LIMIT * 2**20:
+    if sum(sizes.values()) >= MAX_MIB * 2**20:
         largest = max(sizes, key=sizes.__getitem__)
-        raise mistake(folder, f"holds {rows[-1][1]} MiB", f"less than {LIMIT}; the largest file is {largest}")
+        raise mistake(folder, f"contains {rows[-1][1]} MiB", f"less than {MAX_MIB}; the largest file is {largest}")
     return markdown(("file", "MiB"), rows)
 
 
 @guarded
 def main() -> None:
-    """Fill the folder and print its content."""
+    """Parse the options, collect the files and print their sizes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", default="3.12", help="version of Python there")
+    parser.add_argument("--python", default="3.12", help="Python version of the other machine; default: 3.12")
     options = parser.parse_args()
     FashionMNIST().check(None, download=False)
     with tempfile.TemporaryDirectory(dir=ROOT, prefix="carry-") as name:
         try:
-            fill(Path(name) / "carry", options.python)
+            download(Path(name) / "carry", options.python)
         except subprocess.CalledProcessError as error:
-            raise RunError(f"pip {error.cmd[len(PIP)]}: exit code {error.returncode}; it has said why") from None
-        print(table(Path(name) / "carry"))
+            raise RunError(f"pip {error.cmd[len(PIP)]}: exit code {error.returncode}; see its messages") from None
+        print(content_table(Path(name) / "carry"))
         shutil.rmtree(CARRY, ignore_errors=True)
         (Path(name) / "carry").rename(CARRY)
 

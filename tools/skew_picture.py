@@ -1,12 +1,12 @@
-"""The picture of label skew in the README: the classes of the clients, and what that does to accuracy.
+"""Draw the picture of label skew in the README: the classes of each client, and the effect on accuracy.
 
-    python tools/skew_picture.py IID SKEWED REPAIRED
+    python tools/skew_picture.py IID SKEWED CALIBRATED
 
-reads three runs of 20 rounds and writes ``docs/pictures/label_skew.png``. The runs, of about two minutes each:
+reads three runs of 20 rounds and writes ``docs/pictures/label_skew.png``. Each run takes about two minutes:
 
     labelskew run small/fedavg_fmnist --set partition_args.partition_method=iid --run-dir IID
     labelskew run small/fedavg_fmnist --run-dir SKEWED
-    labelskew run small/fedlc_fmnist --set method_args.tau=5 --run-dir REPAIRED
+    labelskew run small/fedlc_fmnist --set method_args.tau=5 --run-dir CALIBRATED
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LABELS = ("FedAvg, all classes at each client", "FedAvg, label skew", "FedLC (ta
 
 
 def main(folders: list[str]) -> None:
-    """Draw the clients of the second run, and the accuracy of all three."""
+    """Draw the class counts of the second run, and the accuracy of all three runs."""
     runs = [fl.load_run(folder) for folder in folders]
     with mpl.rc_context({"font.size": 9}):
         picture = Figure(figsize=(9, 3), layout="constrained")
