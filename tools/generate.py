@@ -1,9 +1,9 @@
-"""Write the generated files again: the schema of recipes, and the tables that the documentation takes from the code.
+"""Write the generated files: the schema of recipes, and the parts of the documentation that come from the code.
 
     make generated
 
-A page of the documentation has such a table between ``<!-- generated: keys -->`` and ``<!-- end of generated -->``.
-The pictures of docs/methods are not among them, since their bytes depend on the installed Matplotlib:
+Such a part of a page is between ``<!-- generated: keys -->`` and ``<!-- end of generated -->``. The pictures in
+docs/methods are excluded, because their bytes depend on the version of Matplotlib:
 ``python tools/method_pictures.py``.
 """
 
@@ -31,11 +31,11 @@ from fl_labelskew_plugins.recipe.sections import Expected, Policy
 from fl_labelskew_plugins.surveys import measured
 
 ROOT = Path(__file__).parents[1]
-PLACE = re.compile(r"(<!-- generated: (\w+)(.*?) -->\n).*?(<!-- end of generated -->)", re.DOTALL)
-MEASURED = re.compile(r"^## (.*)\n+<!-- numbers of methods: (.*) -->\n((?:(?!^## ).*\n)*)", re.MULTILINE)
-"""A section of docs/results.md whose tables are also those of methods: title, setting and content."""
-UNWANTED = {"rank", "rounds to FedAvg's best", "MB up", "MB down", "s"}
-"""Columns that the pages of methods do not show."""
+BLOCK = re.compile(r"(<!-- generated: (\w+)(.*?) -->\n).*?(<!-- end of generated -->)", re.DOTALL)
+RESULTS_SECTION = re.compile(r"^## (.*)\n+<!-- numbers of methods: (.*) -->\n((?:(?!^## ).*\n)*)", re.MULTILINE)
+"""A section of docs/results.md for the pages of methods: title, setting and content."""
+OMITTED_COLUMNS = {"rank", "rounds to FedAvg's best", "MB up", "MB down", "s"}
+"""Columns of these tables that the pages of methods do not show."""
 
 
 def schema() -> str:
@@ -44,23 +44,23 @@ def schema() -> str:
 
 
 def names(kind: catalog.Kind) -> list[str]:
-    """The built-in plugins of a kind, without those of other packages."""
+    """The names of this package's plugins of a kind."""
     return [entry.name for entry in catalog.entries(kind) if entry.distribution == extras.PACKAGE]
 
 
 def equation(name: str) -> Iterator[str]:
-    """The equations of a method, with the words around them."""
+    """The equations and the text in the docstring of a method."""
     for text, is_equation in plugins.paragraphs(catalog.load("methods", name).__doc__):
         yield f"```math\n{text}\n```" if is_equation else text.replace("``", "`")
 
 
 def parameters(kind: catalog.Kind, name: str) -> Iterator[str]:
-    """What a plugin takes."""
+    """The parameters of a plugin."""
     yield _keys(catalog.load(kind, name).Params)
 
 
 def keys() -> Iterator[str]:
-    """All that a recipe, or a silo's own file, may print_line: a section each, and a part for each plugin."""
+    """All keys of a recipe and of a silo's policy file, by section and plugin."""
     for section, model in {**SECTIONS, EXPECTED: Expected, POLICY: Policy}.items():
         yield f"## {section}"
         yield (model.__doc__ or "").replace("``", "`").replace("\n    ", "\n").strip()
@@ -68,8 +68,8 @@ def keys() -> Iterator[str]:
         if section in PLUGGED:
             kind = PLUGGED[section].kind
             loaded = {name: catalog.load(kind, name) for name in names(kind)}
-            if plain := [f"`{name}`" for name, plugin in loaded.items() if not plugin.Params.model_fields]:
-                yield f"No keys of their own: {', '.join(plain)}."
+            if without := [f"`{name}`" for name, plugin in loaded.items() if not plugin.Params.model_fields]:
+                yield f"No keys of their own: {', '.join(without)}."
             for name, plugin in loaded.items():
                 if plugin.Params.model_fields:
                     first, *_ = (plugin.__doc__ or "").strip().split("\n")
@@ -83,70 +83,70 @@ def _keys(model: Any) -> str:
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:
-    whole = [[cell.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}") for cell in row] for row in rows]
-    return table.markdown(head, whole)
+    unbroken = [[cell.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}") for cell in row] for row in rows]
+    return table.markdown(head, unbroken)
 
 
 def commands(command: click.Command = labelskew, path: str = "labelskew") -> Iterator[str]:
-    """The help of a command, and of those below it."""
+    """The help texts of a command and its subcommands."""
     context = click.Context(command, info_name=path, terminal_width=80, **labelskew.context_settings)
     yield f"## {path}\n\n```text\n{command.get_help(context)}\n```"
-    for name, verb in sorted(command.commands.items() if isinstance(command, click.Group) else ()):
-        yield from commands(verb, f"{path} {name}")
+    for name, subcommand in sorted(command.commands.items() if isinstance(command, click.Group) else ()):
+        yield from commands(subcommand, f"{path} {name}")
 
 
 def numbers() -> str:
-    """The tables of docs/results.md with the accuracies of methods, for ``labelskew methods NAME``."""
+    """The tables of docs/results.md with accuracies of methods, as JSON for ``labelskew methods NAME``."""
     results = []
-    for title, setting, text in MEASURED.findall((ROOT / "docs/results.md").read_text(encoding="utf-8")):
+    for title, setting, text in RESULTS_SECTION.findall((ROOT / "docs/results.md").read_text(encoding="utf-8")):
         for lines in re.findall(r"(?:^\|.*\n)+", text, re.MULTILINE):
             head, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines.splitlines()]
-            kept = [i for i, column in enumerate(head) if column not in UNWANTED]
-            cells = [[row[i] for i in kept] for row in (head, *rows)]
+            shown = [i for i, column in enumerate(head) if column not in OMITTED_COLUMNS]
+            cells = [[row[i] for i in shown] for row in (head, *rows)]
             results.append(measured.ResultTable(title, setting, cells[0], cells[1:])._asdict())
     return "[\n" + ",\n".join(json.dumps(result, ensure_ascii=False) for result in results) + "\n]\n"
 
 
-def ours(name: str) -> Iterator[str]:
-    """The measured accuracies of a method, next to FedAvg's."""
-    last = ""
+def our_results(name: str) -> Iterator[str]:
+    """Our measured accuracies of a method and of FedAvg."""
+    last_title = ""
     for title, setting, head, rows in measured.of_method(name):
-        if title != last:
+        if title != last_title:
             anchor = re.sub(r"[^a-z0-9]+", "-", title.lower())
             yield f"Source, with the commands: [{title}](../results.md#{anchor}). Accuracy in %; {setting}:"
         yield _table(head, rows)
-        last = title
+        last_title = title
 
 
-_read_table = cache(tables.read)  # tables are large, and every method's page needs all
+_read_table = cache(tables.read)  # tables are large, and the page of each method needs all of them
 
 
-def theirs(name: str) -> Iterator[str]:
-    """What papers print of a method, next to FedAvg, as the tables of recipes/papers have it."""
+def paper_results(name: str) -> Iterator[str]:
+    """The papers' accuracies of a method and of FedAvg, from the tables in recipes/papers."""
     for path in sorted((ROOT / "recipes/papers").glob("*.yaml")):
-        page = _read_table(path)
-        made = page.page.methods
+        content = _read_table(path)
+        methods = content.page.methods
         rows: dict[int, tuple[tables.Cell, str]] = {}
-        for recipe, cell in page.cells.items():
-            if made[cell.column]["method_args"]["method"] == name:
+        for recipe, cell in content.cells.items():
+            if methods[cell.column]["method_args"]["method"] == name:
                 rows.setdefault(id(cell.row), (cell, recipe))
         for part in {id(cell.part): cell.part for cell, _ in rows.values()}.values():
             columns = [
                 i for i, column in enumerate(part.columns)
-                if column == "fedavg" or made[column]["method_args"]["method"] == name
+                if column == "fedavg" or methods[column]["method_args"]["method"] == name
             ]  # fmt: skip
             body = [
                 [f"`{path.stem}/{recipe}`", *(_number(cell.row, i, _digits(part)) for i in columns)]
                 for cell, recipe in rows.values()
                 if cell.part is part
             ]
-            measure = page.page.measure.replace("_", " ")
-            yield f"{page.page.paper}, {part.table[0].lower()}{part.table[1:]} ({measure} in %):"
-            yield _table(["recipe", *(_called(made[part.columns[i]]) for i in columns)], body)
+            measure = content.page.measure.replace("_", " ")
+            yield f"{content.page.paper}, {part.table[0].lower()}{part.table[1:]} ({measure} in %):"
+            yield _table(["recipe", *(_column_name(methods[part.columns[i]]) for i in columns)], body)
 
 
 def published(name: str) -> Iterator[str]:
-    """A published table next to our runs, from benchmarks/published: best rounds, differences and verdicts."""
+    """A published table and our runs, from benchmarks/published: best rounds, differences and verdicts."""
     folder = ROOT / "benchmarks/published"
     content, _ = yaml.read((folder / f"{name}.yaml").read_text(encoding="utf-8"))
     lines = csv.DictReader((folder / f"{name}.csv").read_text(encoding="utf-8").splitlines())
@@ -154,20 +154,20 @@ def published(name: str) -> Iterator[str]:
     for line in lines:
         runs.setdefault((line["setting"], line["method"]), []).append(line)
     rows, hours = [], 0.0
-    for (setting, method), ours in runs.items():
-        best = [float(line["best"]) for line in ours]
-        last = [float(line["last"]) for line in ours if line["last"]]
-        hours += sum(float(line["hours"]) for line in ours)
-        mean, theirs = statistics.fmean(best), content["published"].get(setting, {}).get(method)
-        cells = ["", "", "not in their table"]
-        if theirs is not None:
-            difference, verdict = mean - theirs[0], "reached"
-            if abs(difference) > 2 * theirs[1]:
+    for (setting, method), seeds in runs.items():
+        best = [float(line["best"]) for line in seeds]
+        last = [float(line["last"]) for line in seeds if line["last"]]
+        hours += sum(float(line["hours"]) for line in seeds)
+        mean, expected = statistics.fmean(best), content["published"].get(setting, {}).get(method)
+        cells = ["", "", "not published"]
+        if expected is not None:
+            difference, verdict = mean - expected[0], "reached"
+            if abs(difference) > 2 * expected[1]:
                 verdict = "beyond" if difference > 0 else "fell short"
-            cells = [f"{theirs[0]:.2f} ± {theirs[1]:.2f}", f"{difference:+.2f}", verdict]
+            cells = [f"{expected[0]:.2f} ± {expected[1]:.2f}", f"{difference:+.2f}", verdict]
         spread = f" ± {statistics.stdev(best):.2f}" if len(best) > 1 else ""
-        after = f"{statistics.fmean(last):.2f}" if last else "not recorded"
-        rows.append([setting, method, str(len(best)), f"{mean:.2f}{spread}", after, *cells])
+        mean_last = f"{statistics.fmean(last):.2f}" if last else "not recorded"
+        rows.append([setting, method, str(len(best)), f"{mean:.2f}{spread}", mean_last, *cells])
     head = ["setting", "method", "seeds", "ours, best round", "ours, last 5", "published", "difference", "verdict"]
     yield _table(head, rows)
     yield f"These runs took {hours:.1f} hours of one core."
@@ -182,47 +182,49 @@ def _number(row: tables.Row, i: int, digits: tuple[int, int]) -> str:
 
 
 def _digits(part: tables.Part) -> tuple[int, int]:
-    """How many a paper prints behind the point, of means and of their std; YAML drops a last 0."""
+    """The number of decimals of the means and standard deviations of a paper; YAML drops a trailing 0."""
     values = [value if isinstance(value, list) else [value] for row in part.rows for value in row.get("values", ())]
     mean, std = ([str(value[i]).partition(".")[2] for value in values if len(value) > i] for i in (0, 1))
     return max(map(len, mean), default=0), max(map(len, std), default=0)
 
 
-def _called(sections: tables.Sections) -> str:
-    """A column by its settings."""
+def _column_name(sections: tables.Sections) -> str:
+    """The name of a column, from its settings."""
     set_by_rows = {**sections["method_args"], **sections.get("train_args", {})}
     words = [f"{key} {value}" for key, value in set_by_rows.items() if not str(value).startswith("$")]
     return ", ".join(word.removeprefix("method ").removeprefix("federated_optimizer ") for word in words)
 
 
-MAKERS: dict[str, Callable[..., Iterator[str]]] = {
-    maker.__name__: maker for maker in (equation, parameters, keys, commands, ours, theirs, published)
+GENERATORS: dict[str, Callable[..., Iterator[str]]] = {
+    **{function.__name__: function for function in (equation, parameters, keys, commands, published)},
+    **{"ours": our_results, "theirs": paper_results},
 }
-"""The parts that a page may ask for; each yields paragraphs and tables."""
+"""Functions by their names in the comments of pages; each yields paragraphs and tables."""
 
 
 def page(path: Path) -> str:
-    """A page with its generated parts made again."""
+    """The text of a page with new generated parts."""
 
-    def made(place: re.Match[str]) -> str:
-        return place[1] + "".join(f"\n{block}\n" for block in MAKERS[place[2]](*place[3].split())) + "\n" + place[4]
+    def generated(match: re.Match[str]) -> str:
+        blocks = GENERATORS[match[2]](*match[3].split())
+        return match[1] + "".join(f"\n{block}\n" for block in blocks) + "\n" + match[4]
 
-    return PLACE.sub(made, path.read_text(encoding="utf-8"))
+    return BLOCK.sub(generated, path.read_text(encoding="utf-8"))
 
 
 GENERATED: list[tuple[Path, Callable[[], str]]] = [
     (ROOT / "recipes" / shipped.SCHEMA, schema),
     (measured.FILE, numbers),
-    *((path, partial(page, path)) for path in sorted((ROOT / "docs").rglob("*.md")) if PLACE.search(path.read_text())),
+    *((path, partial(page, path)) for path in sorted((ROOT / "docs").rglob("*.md")) if BLOCK.search(path.read_text())),
 ]
 """Each generated file, and the function that returns its text."""
 
 
 def main() -> None:
-    """Write the files that have changed, and name them."""
+    """Write the changed files, and print their paths."""
     for path, text in GENERATED:
-        if path.read_text(encoding="utf-8") != (made := text()):
-            path.write_text(made, encoding="utf-8")
+        if path.read_text(encoding="utf-8") != (new := text()):
+            path.write_text(new, encoding="utf-8")
             print(path.relative_to(ROOT))
 
 
