@@ -1,8 +1,8 @@
-"""The pictures of docs/methods: what each method does to logits, gradients, features or models, by its own functions.
+"""Draw the pictures of docs/methods: the effects of each method on logits, gradients, features or models.
 
     python tools/method_pictures.py
 
-writes ``docs/pictures/method_<name>.png``. Nothing is trained, and nothing drawn that the functions did not compute.
+writes ``docs/pictures/method_<name>.png``. The methods' own functions compute all values; no model is trained.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from fl_labelskew_plugins.ops import mmd, restricted_logits, unit
 
 OUT = Path(__file__).parents[1] / "docs" / "pictures"
 COUNTS = torch.tensor([300, 100, 30, 10, 0, 0])
-"""Training samples of the client in the pictures, by class; it lacks the last two."""
+"""Training samples per class of the client in the pictures; the last two classes are missing."""
 LABELS = [f"{c}\nn={n}" for c, n in enumerate(COUNTS.tolist())]
 COLOURS = ("#4477aa", "#ee6677", "#228833", "#ccbb44")
 
 
 def bars(axes: Axes, rows: dict[str, Tensor]) -> None:
-    """A group of bars for each class of the client, one for each row."""
+    """Draw a group of bars for each class of the client, with one bar for each row."""
     width = 0.8 / len(rows)
     for i, (label, values) in enumerate(rows.items()):
         places = [c + (i - (len(rows) - 1) / 2) * width for c in range(len(values))]
@@ -58,7 +58,7 @@ def bars(axes: Axes, rows: dict[str, Tensor]) -> None:
 
 
 def pushes(calibrate: Callable[[Tensor], Tensor], loss: Callable[..., Tensor] = cross_entropy) -> Tensor:
-    """What a loss over the client's data does to each logit, where all are equal at first."""
+    """The negative gradient of a loss over the client's data for each logit, if all logits are equal."""
     labels = torch.repeat_interleave(torch.arange(len(COUNTS)), COUNTS)
     logits = torch.ones(len(labels), len(COUNTS), requires_grad=True)
     loss(calibrate(logits), labels).backward()
@@ -66,7 +66,7 @@ def pushes(calibrate: Callable[[Tensor], Tensor], loss: Callable[..., Tensor] = 
 
 
 def arrows(axes: Axes, points: Tensor, loss: Callable[[Tensor], Tensor], label: str) -> None:
-    """Points in the plane, and where minus the gradient of their mean loss moves each."""
+    """Draw points in the plane, and the negative gradient of their mean loss at each point."""
     points = points.clone().requires_grad_()
     loss(points).backward()
     axes.scatter(*points.detach().T, s=8, color=COLOURS[0], label=label)
@@ -76,14 +76,14 @@ def arrows(axes: Axes, points: Tensor, loss: Callable[[Tensor], Tensor], label: 
 
 
 def stars(axes: Axes, places: dict[str, tuple[float, float]]) -> None:
-    """Prototypes and the like, with their names below them."""
+    """Draw prototypes or other points as stars, with their names below them."""
     for name, place in places.items():
         axes.scatter(*place, marker="*", s=120, color="black")
         axes.annotate(name, place, textcoords="offset points", xytext=(0, -14), ha="center", weight="bold")
 
 
 def fedrs(left: Axes, right: Axes) -> None:
-    """How far missing classes are pushed down."""
+    """The logits of missing classes, and the effect of their scaling."""
     left.set_title("logits in the loss (all 1 before)")
     bars(left, {f"alpha {a:g}": restricted_logits(torch.ones(1, 6), COUNTS, alpha=a)[0] for a in (1.0, 0.5, 0.0)})
     left.set_ylim(0, 1.5)
@@ -93,7 +93,7 @@ def fedrs(left: Axes, right: Axes) -> None:
 
 
 def hpm(left: Axes, right: Axes) -> None:
-    """What an inherited private model is made of."""
+    """The momentum of an inherited private model, and the share of each round in it."""
     times = range(1, 101)
     for fraction, colour in zip((1.0, 0.5), COLOURS, strict=False):
         momentum = [hpm_momentum(z, rounds=100, fraction=fraction) for z in times]
@@ -107,18 +107,18 @@ def hpm(left: Axes, right: Axes) -> None:
         share = [mu * old for old in share] + [1 - mu]
         if z in (10, 40, 70, 100):
             right.plot(range(z - len(share) + 1, z + 1), share, label=f"after round {z}")
-    right.set_title("share of each round's model in it, Q 1")
+    right.set_title("share of each round's model, Q 1")
     right.set_xlabel("round")
     right.legend(frameon=False)
 
 
 def fedlc(left: Axes, right: Axes) -> None:
-    """Margins, and their effect in training."""
+    """The margins, and their effect in training."""
     n = torch.arange(1, 401)
     for tau, colour in zip((1.0, 3.0, 5.0), COLOURS, strict=False):
         margin = -calibrated_logits(torch.zeros(1, len(n)), n, tau=tau)[0]
         left.plot(n, margin, color=colour, label=f"tau {tau:g}")
-    left.set_title("margin: what a class's logit loses")
+    left.set_title("margin subtracted from a class's logit")
     left.set_xlabel("samples of the class")
     left.legend(frameon=False)
     right.set_title("push on each logit in the first step")
@@ -126,7 +126,7 @@ def fedlc(left: Axes, right: Axes) -> None:
 
 
 def fedshift(left: Axes, right: Axes) -> None:
-    """The shift of one of three clients, by its smoothing."""
+    """The shift of one of three clients for two strengths of smoothing."""
     federation = torch.stack([COUNTS, COUNTS.flip(0), torch.full((6,), 70)])
     smoothings = {"a = 1": torch.ones(3, 1), "a = 0.1 N": federation.sum(dim=1, keepdim=True) * 0.1}
     shifts = {}
@@ -140,7 +140,7 @@ def fedshift(left: Axes, right: Axes) -> None:
 
 
 def fedmr(left: Axes, right: Axes) -> None:
-    """One class's features spread by the one loss, samples held back from other classes by the other."""
+    """The intra-class loss spreads the features of a class; the inter-class loss separates classes."""
     generator = torch.Generator().manual_seed(0)
     line = torch.randn(100, 1, generator=generator) * torch.tensor([[1.0, 0.8]])
     features = (line + 0.15 * torch.randn(100, 2, generator=generator)).requires_grad_()
@@ -162,12 +162,12 @@ def fedmr(left: Axes, right: Axes) -> None:
     labels, known = torch.zeros(40, dtype=torch.int64), torch.ones(3, dtype=torch.bool)
     arrows(right, samples, lambda z: inter_class_loss(z, labels, prototypes, known), "samples of class 0")
     stars(right, dict(zip(("held: 0", "missing: 1", "missing: 2"), prototypes.tolist(), strict=True)))
-    right.set_title("inter-class loss: where it pushes")
+    right.set_title("negative gradient of the inter-class loss")
     right.legend(frameon=False, loc="upper left")
 
 
 def reweighting(left: Axes, right: Axes) -> None:
-    """Weights of samples, and their effect in training."""
+    """The weights of samples, and their effect in training."""
     federation = torch.stack([COUNTS, COUNTS.flip(0), torch.full((6,), 70)])
     prior = global_prior(smoothed_counts(federation, smoothing=1.0).sum(0))
     weights = importance_weights(COUNTS, prior, smoothing=1.0)
@@ -198,12 +198,12 @@ def fedaws(left: Axes, right: Axes) -> None:
     left.set_title("class embeddings: dotted before, solid after 20 steps")
     left.set_aspect("equal", "datalim")
     right.plot(range(31), [spreadout(classes).item() for classes in steps], color=COLOURS[0])
-    right.set_title("how close they are (eq. 7), rate 0.1")
+    right.set_title("regulariser (eq. 7), rate 0.1")
     right.set_xlabel("steps")
 
 
 def fedproc(left: Axes, right: Axes) -> None:
-    """The contrast's share over the rounds, and where it moves samples."""
+    """The share of the contrast over the rounds, and its negative gradient for samples."""
     for mu, colour in zip((1.0, 0.5), COLOURS, strict=False):
         shares = [contrast_share(t, 100, mu=mu) for t in range(100)]
         left.plot(shares, color=colour, label=f"mu {mu:g}")
@@ -216,11 +216,11 @@ def fedproc(left: Axes, right: Axes) -> None:
     labels = torch.zeros(len(samples), dtype=torch.int64)
     arrows(right, samples, lambda z: prototype_contrast(z, labels, prototypes, known).mean(), "samples of class 0")
     stars(right, {f"prototype {c}": place for c, place in enumerate(prototypes.tolist())})
-    right.set_title("where the contrast moves samples")
+    right.set_title("negative gradient of the contrast")
 
 
 def moon(left: Axes, right: Axes) -> None:
-    """The loss by direction, and where it moves features."""
+    """The loss by direction, and its negative gradient for features."""
     angles = torch.linspace(0, 2 * torch.pi, 73)
     features = torch.stack([angles.cos(), angles.sin()], dim=1)
     server, last = torch.tensor([[0.0, 1.0]]), torch.tensor([[1.0, 0.0]])
@@ -234,11 +234,11 @@ def moon(left: Axes, right: Axes) -> None:
     towards, away = server.expand(len(some), 2), last.expand(len(some), 2)
     arrows(right, some, lambda z: model_contrast(z, towards, away), "features")
     stars(right, {"server's model": (0.0, 1.5), "last model": (1.5, 0.0)})
-    right.set_title("where it moves features")
+    right.set_title("negative gradient at each feature")
 
 
 def fedmmd(left: Axes, right: Axes) -> None:
-    """The discrepancy of two sets of features, and where it moves them."""
+    """The discrepancy of two sets of features, and its negative gradient."""
     generator = torch.Generator().manual_seed(0)
     frozen, local = (torch.randn(60, 2, generator=generator) for _ in range(2))
     shifts = torch.linspace(0, 6, 31)
@@ -248,7 +248,7 @@ def fedmmd(left: Axes, right: Axes) -> None:
     right.scatter(*frozen.T, s=8, color="0.6", label="server's model")
     arrows(right, local + torch.tensor([3.0, 0.0]), lambda z: mmd(z, frozen), "local model")
     right.legend(frameon=False, loc="upper left")
-    right.set_title("where it moves features")
+    right.set_title("negative gradient at each feature")
 
 
 SERVER, LOCAL = torch.tensor([[2.0, 1.0, 0.0, 1.0, 1.5, 0.5]]), torch.tensor([[3.0, 2.0, 0.5, 0.0, -1.0, -1.0]])
@@ -256,14 +256,14 @@ SERVER, LOCAL = torch.tensor([[2.0, 1.0, 0.0, 1.0, 1.5, 0.5]]), torch.tensor([[3
 
 
 def single_push(loss: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    """What a loss of logits and labels does to each of the logits ``LOCAL``."""
+    """The negative gradient of a loss of logits and labels for each of the logits ``LOCAL``."""
     logits = LOCAL.clone().requires_grad_()
     loss(logits, torch.tensor([0])).backward()
     return -logits.grad[0]
 
 
 def fedntd(left: Axes, right: Axes) -> None:
-    """Both models' outputs without the label, and the effect of the distillation on a sample's logits."""
+    """The outputs of both models without the label, and the effect of the distillation on a sample's logits."""
     left.set_title("outputs for a sample of class 0, without class 0")
     models = {"server's model": SERVER, "trained model": LOCAL}
     outputs = {name: z.index_fill(1, torch.tensor([0]), -torch.inf).softmax(dim=1)[0] for name, z in models.items()}
@@ -311,12 +311,12 @@ def fd(left: Axes, right: Axes) -> None:
 
 
 def flda(left: Axes, right: Axes) -> None:
-    """The mixture by its gate, and the logits that a step changes."""
+    """The mixture by its gate, and the gradients of both models' logits."""
     general, private, scores = torch.tensor([[0.0, 2.0]]), torch.tensor([[3.0, 0.0]]), torch.linspace(-5, 5, 51)
     for mixture, colour in zip(("logits", "probabilities"), COLOURS, strict=False):
         chance = [mixed(general, private, s[None], mixture=mixture).softmax(dim=1)[0, 1].item() for s in scores]
         left.plot(scores.sigmoid(), chance, color=colour, label=f"mixture: {mixture}")
-    left.set_title("probability of class 1: private says 0, general 1")
+    left.set_title("probability of class 1 (private model: 0, general: 1)")
     left.set_xlabel("gate a, the general model's share")
     left.legend(frameon=False)
     sizes = []
@@ -326,13 +326,13 @@ def flda(left: Axes, right: Axes) -> None:
         sizes.append([logits.grad.norm().item() for logits in both])
     for label, size, colour in zip(("general", "private"), zip(*sizes, strict=True), COLOURS, strict=False):
         right.plot(scores.sigmoid(), size, color=colour, label=label)
-    right.set_title("size of the gradient of each, label 0")
+    right.set_title("gradient norm of each model's logits, label 0")
     right.set_xlabel("gate a")
     right.legend(frameon=False)
 
 
 def feddecorr(left: Axes, right: Axes) -> None:
-    """The regulariser by the correlation of two dimensions, and where it moves features."""
+    """The regulariser by the correlation of two dimensions, and its negative gradient for features."""
     x, y = torch.randn(2, 4000, generator=torch.Generator().manual_seed(0))
     correlations = torch.linspace(-1, 1, 41)
     losses = [decorrelation(torch.stack([x, r * x + (1 - r**2).sqrt() * y], dim=1)).item() for r in correlations]
@@ -343,11 +343,11 @@ def feddecorr(left: Axes, right: Axes) -> None:
     some = torch.stack([x, 0.8 * x + 0.6 * y], dim=1)[:60]
     arrows(right, some, decorrelation, "features of a batch")
     right.legend(frameon=False, loc="upper left")
-    right.set_title("where it moves features")
+    right.set_title("negative gradient at each feature")
 
 
 def fedvls(left: Axes, right: Axes) -> None:
-    """What each term does to the logits of a sample, and the suppression by the size of the logits."""
+    """The effect of each term on the logits, and the suppression by the size of the logits."""
     labels, vacant = torch.repeat_interleave(torch.arange(len(COUNTS)), COUNTS), torch.tensor([4, 5])
     teacher = torch.tensor([0.0, 0.0, 0.0, 0.0, 2.0, 0.0]).expand(len(labels), -1)
     losses = {
@@ -371,7 +371,7 @@ def fedvls(left: Axes, right: Axes) -> None:
 
 
 def fedetf(left: Axes, right: Axes) -> None:
-    """Fixed vectors of three classes and where the loss moves features of one; the loss by the angle."""
+    """The fixed vectors of three classes and the negative gradient for one; the loss by the angle."""
     etf = simplex_etf(3, 3)
     vectors = etf @ torch.linalg.svd(etf).Vh[:2].T
 
@@ -382,7 +382,7 @@ def fedetf(left: Axes, right: Axes) -> None:
     arrows(left, torch.stack([angles.cos(), angles.sin()], dim=1), loss, "features of class 0")
     stars(left, {f"v{c}": tuple(vectors[c].tolist()) for c in range(3)})
     left.legend(frameon=False)
-    left.set_title("where the loss moves features of class 0")
+    left.set_title("negative gradient of the loss, class 0")
     turned = torch.linspace(-180, 180, 73)
     start, side = vectors[0], torch.stack([-vectors[0, 1], vectors[0, 0]])
     places = [start * torch.cos(a) + side * torch.sin(a) for a in turned.deg2rad()]
@@ -394,7 +394,7 @@ def fedetf(left: Axes, right: Axes) -> None:
 
 
 def fedgela(left: Axes, right: Axes) -> None:
-    """Lengths of the vectors of a client, and the push on each logit."""
+    """The lengths of a client's class vectors, and the push on each logit."""
     lengths = len(COUNTS) * COUNTS / COUNTS.sum()
     bars(left, {"client": lengths, "server": torch.ones(len(COUNTS))})
     left.set_title("length of each class's vector")
@@ -473,7 +473,7 @@ PICTURES = {
 
 
 def main() -> None:
-    """Write them all."""
+    """Draw all pictures."""
     mpl.rcParams.update({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False})
     for name, draw in PICTURES.items():
         figure = Figure(figsize=(9, 3.2), layout="constrained")
