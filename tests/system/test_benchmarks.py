@@ -1,4 +1,4 @@
-"""Every benchmark in its tiny form: that it works, and its output; the numbers have no meaning."""
+"""Each benchmark runs in its tiny form and prints its tables; the numbers mean nothing."""
 
 import json
 import os
@@ -39,7 +39,7 @@ def test_host_sp(tables):
     ]  # fmt: skip
     assert all(float(cell) >= 0 for row in variants for cell in row[1:-1])
     accuracy = {row[0]: float(row[-1].rstrip(" %")) for row in variants}
-    assert min(accuracy.values()) > 60  # the same digits in all of them, and learned
+    assert min(accuracy.values()) > 60  # all variants learn
     # tests do not change training
     assert accuracy["ours, test every round"] == accuracy["ours, no test"]
 
@@ -79,13 +79,13 @@ def test_clients(tables):
 
 
 def test_secure(tables):
-    """The clear run, and one with masks of a silo that is lost in each round."""
+    """A clear run, and a run with masks that loses a silo in each round."""
     _, shares, _, *rows = tables("secure")
     assert shares[:2] == ["4", "3"]
     assert all(float(cell) > 0 for cell in shares[2:])
     assert [row[:2] for row in rows] == [["4", "clear"], ["4", "1"]]
     assert all(float(row[2]) > 0 for row in rows)
-    assert all(float(cell) >= 0 for row in rows for cell in (row[4], row[6]))  # a tick of the clock is 0.01 s
+    assert all(float(cell) >= 0 for row in rows for cell in (row[4], row[6]))  # the resolution of the clock is 0.01 s
 
 
 def test_soak(tables):
@@ -97,7 +97,7 @@ def test_soak(tables):
 
 
 def test_gpu(tables):
-    """All of it, on the CPU."""
+    """All parts, on a CPU."""
     rows = tables("gpu", "--smoke")
     heads = [i for i, row in enumerate(rows) if row[0] == "name"]
     assert len(heads) == 5
@@ -109,7 +109,7 @@ def test_gpu(tables):
     assert [row[0] for row in rounds] == [f"{net}, {p}" for p in ("bf16", "fp32") for net in ("small CNN", "ResNet18")]
     assert [row[:2] for row in workers] == [["ResNet18", n] for n in ("sp", "1")]
     assert all(float(cell) > 0 for row in (*rounds, *workers) for cell in row[2:])
-    # a run of each method with each split, all as far
+    # a run of each method with each split; all have completed the same rounds
     assert len({row[1] for row in scale}) == 10
     assert {row[2] for row in scale} == {"67.33", "74.97", "67.29", "75.51", ""}
     assert {row[6] for row in scale} == {"2 of 100"}
@@ -124,7 +124,7 @@ def test_gpu_keeps_completed_measurements(tmp_path, monkeypatch):
 
     bench(0).run()
     lines = (tmp_path / "results.jsonl").read_text().splitlines()
-    assert len(lines) == 1 + 1 + 2 + 4 + 1  # the machine, tests, steps, rounds, workers; no scale without time
+    assert len(lines) == 1 + 1 + 2 + 4 + 1  # machine, tests, steps, rounds, workers; scale is skipped
     assert all(json.loads(line)["missing"] == "time limit reached" for line in lines[1:])
     bench(60).measure("steps", "small CNN", lambda: 1 / 0)
     assert "- not measured: small CNN: ZeroDivisionError" in (tmp_path / "results.md").read_text()
