@@ -74,7 +74,7 @@ def measure(kind: str, clients: int, per_round: int, rounds: int, before: int = 
         "comm_args": {"backend": "sp"},
         "tracking_args": {"checkpoint_every": 5},
     }
-    begun, clocks = time.perf_counter(), []
+    start_time, clocks = time.perf_counter(), []
     with tempfile.TemporaryDirectory() as folder:
         for _ in fl.simulate(recipe, Path(folder) / "run", dataset=data):
             clocks.append((time.perf_counter(), time.process_time()))
@@ -82,7 +82,7 @@ def measure(kind: str, clients: int, per_round: int, rounds: int, before: int = 
     return {
         "wall": (wall_end - wall) / (rounds - 2),
         "cpu": (cpu_end - cpu) / (rounds - 2),
-        "start": wall - begun,
+        "start": wall - start_time,
         "data_mb": data_bytes / 2**20,
         "memory_mb": (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before - data_bytes) / 2**20,
     }
@@ -104,10 +104,10 @@ def checkpoint_milliseconds(clients: int) -> float:
                 states.note(client, round)
                 states.select(client)
             states.commit()
-            begun = time.process_time()
+            start_time = time.process_time()
             checkpoint = Checkpoint(round + 1, {"w": torch.zeros(10)}, sizes=[SAMPLES] * clients)
             folder.save_checkpoint(checkpoint, states, keep=2)
-            times.append(1000 * (time.process_time() - begun))
+            times.append(1000 * (time.process_time() - start_time))
     return min(times[2:])
 
 

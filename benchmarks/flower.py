@@ -39,9 +39,9 @@ def ours(rounds: int, epochs: int, backend: str, folder: Path) -> list[float]:
     """Run one of our runtimes; the end of each round in seconds after the start."""
     import fl_labelskew_plugins as fl
 
-    begun = time.time()
+    start_time = time.time()
     fl.run(recipe(rounds, epochs, backend), folder, quiet=True, host="none")
-    first = (folder / "environment.json").stat().st_mtime - begun
+    first = (folder / "environment.json").stat().st_mtime - start_time
     seconds = [json.loads(line)["seconds"] for line in (folder / "timings.jsonl").read_text().splitlines()]
     return [first + sum(seconds[: i + 1]) for i in range(rounds)]
 
@@ -59,7 +59,7 @@ def hand_written(rounds: int, epochs: int) -> list[float]:
 
     flower()
     logging.getLogger("flwr").setLevel(logging.CRITICAL)
-    client, server, ends, begun = ClientApp(), ServerApp(), list[float](), time.time()
+    client, server, ends, start_time = ClientApp(), ServerApp(), list[float](), time.time()
     settings = recipe(rounds, epochs, "sp")
 
     @client.train()
@@ -102,7 +102,7 @@ def hand_written(rounds: int, epochs: int) -> list[float]:
             ]
             weights = {key: sum(upload[key] * share for upload, share in uploads) for key in weights}
             session.trainer.predict(weights=weights)
-            ends.append(time.time() - begun)
+            ends.append(time.time() - start_time)
 
     config = {
         "init_args": {"log_to_driver": False, "logging_level": "CRITICAL"},

@@ -230,8 +230,8 @@ class PlainLoop:
 class Bench:
     """All measurements, on one device and within one time limit; ``data``: a folder with Fashion-MNIST."""
 
-    def __init__(self, *, smoke: bool, seconds: float, out: Path, begun: float, data: Path | None) -> None:
-        self.sizes, self.out, self.end = SMOKE if smoke else Sizes(), out, begun + seconds
+    def __init__(self, *, smoke: bool, seconds: float, out: Path, start_time: float, data: Path | None) -> None:
+        self.sizes, self.out, self.end = SMOKE if smoke else Sizes(), out, start_time + seconds
         self.device = torch.device("cpu" if smoke else "cuda")
         self.common = ["device_args.threads=1" if smoke else "device_args.using_gpu=true"]
         if data is not None:
@@ -239,9 +239,9 @@ class Bench:
         facts = environment(self.device)
         self.results = Results(out, {"device": facts["device"], "python": facts["python"]} | facts["versions"])
 
-    def overrides(self, network: str, *more: str) -> list[str]:
+    def overrides(self, network: str, *additional: str) -> list[str]:
         """Overrides of a network's recipe."""
-        return [*self.common, *(self.sizes.resnet18_keys if network == LARGE else ()), *more]
+        return [*self.common, *(self.sizes.resnet18_keys if network == LARGE else ()), *additional]
 
     @property
     def remaining(self) -> float:
@@ -282,9 +282,9 @@ class Bench:
     def repetitions(self) -> Iterator[int]:
         """Yield the numbers of repetitions: at least one, then while the time suffices for another of equal length."""
         for repetition in range(self.sizes.repetitions):
-            begun = time.monotonic()
+            start_time = time.monotonic()
             yield repetition
-            if self.remaining < time.monotonic() - begun:
+            if self.remaining < time.monotonic() - start_time:
                 return
 
     def tests(self) -> list[dict[str, Any]]:
@@ -347,8 +347,8 @@ class Bench:
 
     def rounds(self, network: str, precision: str) -> list[dict[str, Any]]:
         """Seconds of our round, the two plain loops and a test; they alternate, after one warm-up of each."""
-        more = (*ONE_EPOCH, "train_args.comm_round=100000", f"device_args.precision={precision}")
-        built = session.build(parse.load(NETWORKS[network], self.overrides(network, *more)))
+        run_overrides = (*ONE_EPOCH, "train_args.comm_round=100000", f"device_args.precision={precision}")
+        built = session.build(parse.load(NETWORKS[network], self.overrides(network, *run_overrides)))
         with tempfile.TemporaryDirectory() as folder:
             record = Record(built, RunFolder(Path(folder)), Progress(), resume=False)
             ours, plain = Simulation(record), PlainLoop(built, bf16=precision == "bf16")
@@ -365,9 +365,9 @@ class Bench:
             memory = dict.fromkeys(actions, 0.0)
             for _ in self.repetitions():
                 for name, action in actions.items():
-                    before, begun = self.allocated(), self.clock()
+                    before, start_time = self.allocated(), self.clock()
                     action()
-                    seconds[name].append(self.clock() - begun)
+                    seconds[name].append(self.clock() - start_time)
                     memory[name] = max(memory[name], self.peak() - before)
         median = {name: statistics.median(row) for name, row in seconds.items()}
         row = {f"{name}, s": median[name] for name in actions}
@@ -455,7 +455,7 @@ class Bench:
     def write_scale(self, experiments: Sequence[reproduce.Experiment], *, show: bool = True) -> None:
         """Write the table and the curves of the completed rounds."""
         started = [experiment for experiment in experiments if experiment.runs[0].folder.lines]
-        rows = [dict(zip(reproduce.HEAD, row, strict=True)) for one in started for row in reproduce.rows(one)]
+        rows = [dict(zip(reproduce.HEAD, row, strict=True)) for run in started for row in reproduce.rows(run)]
         columns = ("recipe", "expected", "ours", "difference", "verdict", "rounds", "seconds")
         curves: dict[str, dict[str, dict[int, list[float]]]] = {}
         for experiment in started:
@@ -489,7 +489,7 @@ def median_ratio(row: Sequence[float], other: Sequence[float]) -> float:
 @guarded
 def main() -> None:
     """Parse the options, run all measurements and print the results."""
-    begun = time.monotonic()
+    start_time = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0, help="time limit for all parts; default: 10")
     parser.add_argument(
@@ -508,7 +508,7 @@ def main() -> None:
             data = out / "data"
             if not data.exists():
                 FashionMNIST().fake(data, samples=SAMPLES, seed=0)
-        Bench(smoke=options.smoke, seconds=60 * options.minutes, out=out, begun=begun, data=data).run()
+        Bench(smoke=options.smoke, seconds=60 * options.minutes, out=out, start_time=start_time, data=data).run()
         print((out / "results.md").read_text("utf-8"))
 
 

@@ -43,13 +43,13 @@ def load_recipe(rounds: int, overrides: list[str], tiny: bool) -> Recipe:
     """Load the recipe."""
     from fl_labelskew_plugins.recipe import parse
 
-    path, more = TINY if tiny else FASHION
-    return parse.load(path, [*more, *COMMON, f"train_args.comm_round={rounds}", *overrides])
+    path, path_overrides = TINY if tiny else FASHION
+    return parse.load(path, [*path_overrides, *COMMON, f"train_args.comm_round={rounds}", *overrides])
 
 
 def ours(rounds: int, overrides: list[str], tiny: bool) -> dict[str, object]:
     """Measure our runtime: CPU and wall seconds of all rounds except the first."""
-    begun = time.perf_counter()
+    start_time = time.perf_counter()
     import fedml  # noqa: F401  # the host's start-up is subtracted below
 
     imported = time.perf_counter()
@@ -84,7 +84,7 @@ def ours(rounds: int, overrides: list[str], tiny: bool) -> dict[str, object]:
     return {
         **_medians(clock.times[: rounds - 1] if untested else clock.times),
         "startup": clock.first - imported,
-        "import_fedml": imported - begun,
+        "import_fedml": imported - start_time,
         "accuracy": accuracy,
     }
 
@@ -170,7 +170,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
     parser.add_argument("--tiny", action="store_true", help="a check on digits, in seconds")
-    parser.add_argument("--variant", choices=[*VARIANTS, "many"], help="measure only this variant, and print JSON")
+    parser.add_argument(
+        "--variant", choices=[*VARIANTS, "many"], metavar="NAME", help="measure only this row (or: many)"
+    )
     parser.add_argument("--rounds", type=int, default=4, help="rounds per variant (at least 3)")
     options = parser.parse_args()
     if options.rounds < 3:  # the first and the last round are not measured

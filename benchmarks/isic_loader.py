@@ -21,8 +21,8 @@ RECIPE = Path(__file__).parent.parent / "recipes" / "fedmr_isic2019.yaml"
 def main() -> None:
     """Parse the options, measure a round, and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=int, default=2000)
-    parser.add_argument("--gpu", action="store_true")
+    parser.add_argument("--images", type=int, default=2000, help="number of pictures; default: 2000")
+    parser.add_argument("--gpu", action="store_true", help="train on the first GPU")
     parser.add_argument("--workers", default="null", help="number of decoding processes; default: the recipe's")
     parser.add_argument("--tiny", action="store_true", help="a check with few pictures and a linear model, in seconds")
     options = parser.parse_args()
@@ -53,14 +53,14 @@ def main() -> None:
                 pass
         times = {}
         for name, client in [*((f"client {k}", k) for k in range(6)), ("test", None)]:
-            begun, waited_before = time.perf_counter(), reader.waited
+            start_time, waited_before = time.perf_counter(), reader.waited
             if client is None:
                 local.predict(weights=built.start)
             else:
                 fit(local, client, 0, built.start, times_selected=1)
             if local.device.type == "cuda":
                 torch.cuda.synchronize()
-            times[name] = (time.perf_counter() - begun, reader.waited - waited_before)
+            times[name] = (time.perf_counter() - start_time, reader.waited - waited_before)
         print("| part | samples | s | waiting, s | share |\n|---|---|---|---|---|")
         sizes = [*built.sizes, len(local.test.y)]
         total = [sum(column) for column in zip(*times.values(), strict=True)]

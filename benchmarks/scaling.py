@@ -109,7 +109,7 @@ def measure(
 
     ``watch`` is called repeatedly with the processes of the run; ``variables`` are added to their environment.
     """
-    begun = time.monotonic()
+    start_time = time.monotonic()
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", **variables}
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     timings, parent = folder / "timings.jsonl", psutil.Process(process.pid)
@@ -130,7 +130,7 @@ def measure(
     for number, (before, after) in enumerate(itertools.pairwise(clocks), rounds - len(clocks) + 1):
         wall, cpu, machine = (b - a for a, b in zip(before, after, strict=True))
         measures.append(Round(seconds[number], cpu, max(0.0, machine - cpu) / wall))
-    print(f"  {time.monotonic() - begun:.0f} s: {measures}", file=sys.stderr, flush=True)
+    print(f"  {time.monotonic() - start_time:.0f} s: {measures}", file=sys.stderr, flush=True)
     return measures
 
 
@@ -157,24 +157,24 @@ def mpi(*, quick: bool, tiny: bool) -> None:
     rounds, repetitions = (3, 1) if tiny else (4, 1) if quick else (8, 3)
     variants = dict(list(VARIANTS.items())[:2]) if tiny else VARIANTS
     recipe = RECIPES / ("quickstart.yaml" if tiny else "small/fedavg_fmnist.yaml")
-    more = ["train_args.epochs=10"] if tiny else []  # shorter rounds would end between two reads of the timings
+    epochs = ["train_args.epochs=10"] if tiny else []  # shorter rounds would end between two reads of the timings
     results: dict[str, list[Round]] = {name: [] for name in variants}
     for repetition in range(repetitions):
         for name, overrides in variants.items():
             print(f"repetition {repetition + 1}: {name}", file=sys.stderr)
             with tempfile.TemporaryDirectory() as folder:
-                out, sets = Path(folder) / "run", [*MPI, f"train_args.comm_round={rounds}", *more, *overrides]
-                results[name] += measure(run_command(recipe, out, sets), out, rounds)
+                out, common = Path(folder) / "run", [*MPI, f"train_args.comm_round={rounds}", *epochs]
+                results[name] += measure(run_command(recipe, out, [*common, *overrides]), out, rounds)
     medians = {name: median(measures) for name, measures in results.items()}
-    sp, one = medians["sp"][0], medians["MPI, 1 worker"][0]
+    sp, one_worker = medians["sp"][0], medians["MPI, 1 worker"][0]
     print("\n| runtime | s per round | time / sp | throughput / 1 worker | CPU s per round | others |")
     print("|---|---|---|---|---|---|")
     for name, (wall, cpu, others) in medians.items():
-        print(f"| {name} | {wall:.2f} | {wall / sp:.2f} | {one / wall:.2f} | {cpu:.2f} | {others} |")
+        print(f"| {name} | {wall:.2f} | {wall / sp:.2f} | {one_worker / wall:.2f} | {cpu:.2f} | {others} |")
 
 
 def silos(*, quick: bool, tiny: bool) -> None:
-    """Measure rounds of 5 silos, and only their training; tiny: one silo, only with TLS."""
+    """Measure rounds of 5 silos, and the training without communication; tiny: one silo, only with TLS."""
     import numpy as np
 
     rounds, repetitions = (3, 1) if tiny else (6, 1) if quick else (12, 3)
@@ -192,12 +192,12 @@ def silos(*, quick: bool, tiny: bool) -> None:
         )
         recipes = {}
         certificates = {"loopback": "null", "loopback, TLS": str(folder / "certs")}
-        for digests, more in (("true", ""), ("false", ", no digests")):
+        for digests, suffix in (("true", ""), ("false", ", no digests")):
             for transport, certs in certificates.items():
-                recipes[transport + more] = folder / f"{transport}{more}.yaml"
+                recipes[transport + suffix] = folder / f"{transport}{suffix}.yaml"
                 text = SILOS.format(data=folder / "data.npz", silos=number, rounds=rounds, certs=certs, digests=digests)
-                recipes[transport + more].write_text(text)
-        single = training_seconds(recipes["loopback"], number, 2 if tiny else 11)
+                recipes[transport + suffix].write_text(text)
+        client_seconds = training_seconds(recipes["loopback"], number, 2 if tiny else 11)
         if tiny:
             recipes = {"loopback, TLS": recipes["loopback, TLS"]}
         results: dict[str, list[Round]] = {transport: [] for transport in recipes}
@@ -206,13 +206,14 @@ def silos(*, quick: bool, tiny: bool) -> None:
                 print(f"repetition {repetition + 1}: {transport}", file=sys.stderr)
                 out = folder / f"{transport}-{repetition}"
                 results[transport] += measure(run_command(recipe, out, []), out, rounds - 1)  # the last has a test
-    minimum = single * number / min(number, CORES)
-    print(f"\ntraining of one client in one process: {single:.3f} s; {number} on {CORES} cores: {minimum:.3f} s\n")
+    minimum = client_seconds * number / min(number, CORES)
+    cores = f"minimum for {number} on {CORES} cores"
+    print(f"\ntraining of one client: {client_seconds:.3f} s; {cores}: {minimum:.3f} s\n")
     print("| transport | s per round | beyond training | CPU s per round, without training | others |")
     print("|---|---|---|---|---|")
     for transport, measures in results.items():
         wall, cpu, others = median(measures)
-        print(f"| {transport} | {wall:.2f} | {wall - minimum:.2f} | {cpu - number * single:.2f} | {others} |")
+        print(f"| {transport} | {wall:.2f} | {wall - minimum:.2f} | {cpu - number * client_seconds:.2f} | {others} |")
 
 
 def uploads(*, quick: bool, tiny: bool) -> None:

@@ -130,9 +130,9 @@ def milliseconds(*functions: Callable[[], object], repetitions: int) -> list[flo
     times: list[list[float]] = [[] for _ in functions]
     for _ in range(repetitions):
         for function, row in zip(functions, times, strict=True):
-            begun = time.process_time()
+            start_time = time.process_time()
             function()
-            row.append(1000 * (time.process_time() - begun))
+            row.append(1000 * (time.process_time() - start_time))
     return [statistics.median(row) for row in times]
 
 

@@ -210,7 +210,7 @@ class Fault:
     node: Node
     seconds: float
     completed_rounds: int
-    begun: float
+    start_time: float
     ended: bool = False
     recovery_s: float | None = None
     """Seconds from the start of the fault to the end of the first round that began after it."""
@@ -303,7 +303,7 @@ class Run:
 
     def run(self, rng: random.Random | None, every: float) -> None:
         """Run until all nodes have finished; inject faults if ``rng`` is given."""
-        begun = self.last_progress = next_fault = time.monotonic()
+        start_time = self.last_progress = next_fault = time.monotonic()
         try:
             for node in self.nodes:
                 node.start()
@@ -320,7 +320,7 @@ class Run:
                 time.sleep(0.05)
         finally:
             self._end()
-            self.seconds = time.monotonic() - begun
+            self.seconds = time.monotonic() - start_time
 
     def _end(self) -> None:
         """End all processes, and copy the separate file systems to plain folders of the same names."""
@@ -368,13 +368,13 @@ class Run:
         fault.begin()
 
     def _update(self, fault: Fault, now: float) -> None:
-        if not fault.ended and now >= fault.begun + fault.seconds:
+        if not fault.ended and now >= fault.start_time + fault.seconds:
             fault.end()
         elif not fault.ended and fault.kind == "full disk":
             fault.fill_disk()  # the process may have freed space
         # the current round may not have needed the affected node, but the next round did
         if fault.ended and fault.recovery_s is None and self.completed >= min(fault.completed_rounds + 2, self.rounds):
-            fault.recovery_s = now - fault.begun
+            fault.recovery_s = now - fault.start_time
 
 
 def read_results(run: Run) -> dict[str, bytes]:
@@ -466,8 +466,8 @@ def can_mount() -> bool:
 def main() -> None:
     """Parse the options, and run the benchmark in a temporary or given folder."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=300)
-    parser.add_argument("--silos", type=int, default=8)
+    parser.add_argument("--rounds", type=int, default=300, help="default: 300")
+    parser.add_argument("--silos", type=int, default=8, help="default: 8")
     parser.add_argument("--seed", type=int, default=0, help="seed of the faults")
     parser.add_argument("--every", type=float, default=3.0, metavar="S", help="mean seconds between two faults")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of the recipe")

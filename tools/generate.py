@@ -177,8 +177,10 @@ def _number(row: tables.Row, i: int, digits: tuple[int, int]) -> str:
     value = row.values[i] if row.values else None
     mean, std = value if isinstance(value, tuple) else (value, None)
     text = "" if mean is None else f"{mean:.{digits[0]}f}" + ("" if std is None else f" ± {std:.{digits[1]}f}")
-    to = row.rounds_to
-    return f"{text}; reaches {to.target:.{digits[0]}f} in round {to.values[i]}" if to and to.values[i] else text
+    reached = row.rounds_to
+    if not reached or not reached.values[i]:
+        return text
+    return f"{text}; reaches {reached.target:.{digits[0]}f} in round {reached.values[i]}"
 
 
 def _digits(part: tables.Part) -> tuple[int, int]:

@@ -230,9 +230,9 @@ def moon(left: Axes, right: Axes) -> None:
     left.set_title("loss by direction: server at 90, last model at 0")
     left.set_xlabel("degrees")
     left.legend(frameon=False)
-    some = features[:-1:3]
-    towards, away = server.expand(len(some), 2), last.expand(len(some), 2)
-    arrows(right, some, lambda z: model_contrast(z, towards, away), "features")
+    subset = features[:-1:3]
+    servers, lasts = server.expand(len(subset), 2), last.expand(len(subset), 2)
+    arrows(right, subset, lambda z: model_contrast(z, servers, lasts), "features")
     stars(right, {"server's model": (0.0, 1.5), "last model": (1.5, 0.0)})
     right.set_title("negative gradient at each feature")
 
@@ -340,8 +340,8 @@ def feddecorr(left: Axes, right: Axes) -> None:
     left.set_title("regulariser of two dimensions, scale: paper")
     left.set_xlabel("correlation")
     left.set_ylim(0)
-    some = torch.stack([x, 0.8 * x + 0.6 * y], dim=1)[:60]
-    arrows(right, some, decorrelation, "features of a batch")
+    batch = torch.stack([x, 0.8 * x + 0.6 * y], dim=1)[:60]
+    arrows(right, batch, decorrelation, "features of a batch")
     right.legend(frameon=False, loc="upper left")
     right.set_title("negative gradient at each feature")
 
@@ -408,9 +408,9 @@ def feddisco(left: Axes, right: Axes) -> None:
     for metric, colour in zip(METRICS, COLOURS, strict=True):
         left.plot(range(1, 11), [discrepancy(n, metric=metric) for n in counts], color=colour, label=metric)
     left.set_title("discrepancy")
-    far = torch.stack([discrepancy(n) for n in counts])
+    discrepancies = torch.stack([discrepancy(n) for n in counts])
     for a, colour in zip((0.0, 0.5, 1.0), COLOURS, strict=False):
-        weights = (0.1 - a * far / far.sum() + 0.1).clamp(min=0)
+        weights = (0.1 - a * discrepancies / discrepancies.sum() + 0.1).clamp(min=0)
         right.plot(range(1, 11), weights / weights.sum(), color=colour, label=f"a = {a:g}, b = 0.1")
     right.set_title("weight in a round of these 10 clients")
     right.set_ylim(0)

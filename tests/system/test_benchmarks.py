@@ -120,7 +120,7 @@ def test_gpu_keeps_completed_measurements(tmp_path, monkeypatch):
     import gpu
 
     def bench(seconds):
-        return gpu.Bench(smoke=True, seconds=seconds, out=tmp_path, begun=time.monotonic(), data=None)
+        return gpu.Bench(smoke=True, seconds=seconds, out=tmp_path, start_time=time.monotonic(), data=None)
 
     bench(0).run()
     lines = (tmp_path / "results.jsonl").read_text().splitlines()
