@@ -12,7 +12,7 @@ other processes in cores; wall times are reliable only if it is near 0. If there
 these are used.
 
 MPI: Fashion-MNIST, 40 clients of 2 classes, 10 per round, the CNN of FedLC's table 8, one local epoch, batches of 64, a
-test of the global model and of each client's private model in every round.
+test of the global model and of each client's model in every round.
 
 Uploads: ResNet18 (45 MB), 8, 16 and 32 of 32 clients per round, 4 workers, 800 images of 8 by 8 in total, partitioned
 by a Dirichlet distribution, one batch per client, no test. *Memory* is the peak of the server's process, including
