@@ -16,8 +16,8 @@ first three faults affect connections: those of one silo, or those of all silos 
 - full disk: fills the file system of the process's folder (a small tmpfs) for some seconds
 
 The benchmark restarts a failed process after one second, as systemd would; the server restarts with ``--resume``. The
-exit code is 0 if no silo was excluded, all weights, metrics and private models are byte-identical in both runs,
-processes failed only after a kill or a full disk, and no log contains a traceback. Otherwise it is 1.
+exit code is 0 only if no silo was excluded, all weights, metrics and private models are byte-identical in both runs,
+processes failed only after a kill or a full disk, no log contains a traceback, and all audit logs are valid.
 
 At most two kills and full disks are active at a time, so that rounds complete. The tmpfs are mounted in a separate
 mount namespace (``unshare``). Without permission to mount, full disks are skipped. ``--seed`` determines the kinds,
