@@ -314,8 +314,8 @@ class Run:
                 self._count_rounds(now)
                 for fault in self.faults:
                     self._update(fault, now)
-                if rng is not None and now >= next_fault and self.completed < self.rounds - 1:
-                    self._inject_fault(rng, now)
+                due = rng is not None and now >= next_fault and self.completed < self.rounds - 1
+                if due and self._inject_fault(rng, now):
                     next_fault = now + every * rng.uniform(0.5, 1.5)
                 time.sleep(0.05)
         finally:
@@ -351,10 +351,11 @@ class Run:
             self.errors.append(f"no round was completed for {STUCK_S:.0f} s")
         return stuck
 
-    def _inject_fault(self, rng: random.Random, now: float) -> None:
+    def _inject_fault(self, rng: random.Random, now: float) -> bool:
+        """Inject a fault; False if no node is ready."""
         ready = [node for node in self.nodes if node.ready]
         if not ready:
-            return
+            return False
         node = self.server if self.server in ready and rng.random() < SERVER_SHARE else rng.choice(ready)
         kind, seconds = rng.choice(FAULTS), rng.uniform(*FAULT_S)
         if kind == "full disk" and not self.disks:
@@ -366,6 +367,7 @@ class Run:
         self.faults.append(fault)
         print_progress(f"round {self.completed + 1}: {fault}")
         fault.begin()
+        return True
 
     def _update(self, fault: Fault, now: float) -> None:
         if not fault.ended and now >= fault.start_time + fault.seconds:

@@ -8,12 +8,12 @@ from statistics import median_high
 import torch
 from torch import Tensor
 
-from fl_labelskew_plugins.engine.aggregate import COUNTER, VARIANCES, matching
+from fl_labelskew_plugins.engine.aggregate import VARIANCES, matching
 from fl_labelskew_plugins.engine.local import LocalResult
 from fl_labelskew_plugins.tensors import OPTIMIZER, Weights
 
 UPDATE, MOVEMENT = "update", "update times the optimiser's numbers"
-STATISTICS, COUNTERS = "running means and variances", "counts of batches"  # of batch normalisation
+STATISTICS = "running means and variances"  # of batch normalisation
 CHANGES = UPDATE, MOVEMENT, OPTIMIZER  # all silos send these, but they may be 0
 UNTRAINED = "tensor "  # before the name of a buffer or frozen parameter
 ASSUMED = 1000.0  # instead of an unknown median
@@ -27,9 +27,9 @@ def norms(
     """L2 norms of an upload of the same form as ``old``, without copying it; ``sends``: see ``Method.sends``.
 
     Returns:
-        Norms of the parameters' change (``update``), of the changes of batch normalisation's statistics and counters,
-        of each other tensor that changes (``tensor NAME``), of all optimiser tensors, of ``update`` times their single
-        numbers if ``sends_change``, and of each of the method's tensors. Other integer buffers and counts are omitted.
+        Norms of the parameters' change (``update``), of the change of batch normalisation's statistics, of each other
+        tensor that changes (``tensor NAME``), of all optimiser tensors, of ``update`` times their single numbers if
+        ``sends_change``, and of each of the method's tensors. Integer counts and buffers are omitted.
     """
     totals: dict[str, float] = {}
     for name, value in result.upload.items():
@@ -38,8 +38,6 @@ def norms(
             before = None if trained and sends_change else old[name]
             group = STATISTICS if name.endswith(("running_mean", VARIANCES)) else UNTRAINED + name
             totals |= _with(totals, UPDATE if trained else group, value, before)
-        elif name.endswith(COUNTER):
-            totals |= _with(totals, COUNTERS, value.double(), old[name].double())
     for name, value in result.contributions.items():
         if sends.get(name) != "counts" or value.is_floating_point():
             group = OPTIMIZER if name.startswith(f"{OPTIMIZER}/") else name
@@ -130,8 +128,7 @@ class Judge:
             client: f"the norm of its {name} is {norm:.3g}; the median of the round is {medians[name]:.3g}"
             for client, norms in self._now.items()
             for name, norm in norms.items()
-            # a silo with many samples has many batches, but not a large update
-            if name in medians and name != COUNTERS and norm > LARGE * medians[name] and not self.objection(client)
+            if name in medians and norm > LARGE * medians[name] and not self.objection(client)
         }
         self.medians.update(medians)
         return large
@@ -151,4 +148,4 @@ class Judge:
 
 def _is_buffer(name: str) -> bool:
     """Whether these are norms of buffers or frozen parameters."""
-    return name in (STATISTICS, COUNTERS) or name.startswith(UNTRAINED)
+    return name == STATISTICS or name.startswith(UNTRAINED)
