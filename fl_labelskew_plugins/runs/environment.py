@@ -3,8 +3,10 @@
 import contextlib
 import functools
 import platform
+import re
 import resource
 import sys
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 
 from fl_labelskew_plugins.machine.place import proc_entry
 
+SECRET = re.compile(r"-[\w-]*(token|secret|passw|passphrase|key)[\w-]*$", re.IGNORECASE)  # names of options
 PACKAGES = ("fl-labelskew-plugins", "fl-labelskew-registry", "fedml", "torch", "torchvision", "numpy")
 
 
@@ -25,8 +28,23 @@ def environment(device: torch.device) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
         "versions": _versions(),
-        "argv": sys.argv[1:],
+        "argv": _without_secrets(sys.argv[1:]),
     }
+
+
+def _without_secrets(words: Sequence[str]) -> list[str]:
+    """Replace values of options such as ``--token``: a run inside another program, such as Flower, has its options.
+
+    >>> _without_secrets(["--token", "abc", "--api-key=abc", "--round", "3"])
+    ['--token', '***', '--api-key=***', '--round', '3']
+    """
+    found = list[str]()
+    for word in words:
+        name, equals, _ = word.partition("=")
+        secret = bool(SECRET.match(name)) and bool(equals)
+        after = bool(found) and bool(SECRET.match(found[-1])) and not word.startswith("-")
+        found.append("***" if after else f"{name}=***" if secret else word)
+    return found
 
 
 @functools.cache
