@@ -155,7 +155,7 @@ def _read(folder: Path) -> dict[str, Any]:
         state = STOPPED
         facts["reason"] = f"process {facts['process']} ended without a message" if "process" in facts else None
     whole = (folder / "summary.json").exists()
-    if not holder and whole and state != STOPPED:
+    if not holder and whole and facts.get("state") != STOPPED:  # stopped early, with results
         state = FINISHED
     over = bool(holder) or whole
     resume = facts.get("resume") or f"labelskew run --resume {folder}"
