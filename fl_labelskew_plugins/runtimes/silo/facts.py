@@ -410,16 +410,19 @@ class Census:
         parts = [self._sums[client] for client in sorted(clients) if client in self._sums]
         return stats.pooled(parts) if parts else None
 
-    def unusual_moments(self, clients: Collection[int]) -> Iterator[int]:
-        """Silos that make the common mean and std :func:`unsuitable` for all other silos together."""
+    def unusual_moments(self, clients: Collection[int]) -> Iterator[tuple[int, bool]]:
+        """Silos that make the common mean and std :func:`unsuitable` for all other silos together.
+
+        With each silo: whether it has most samples, so that one of the others may be the cause.
+        """
         found = ((client, self._sums[client]) for client in sorted({*clients} & self._sums.keys()))
         known = {client: stats.MomentSums(sums.count, *sums.floats()) for client, sums in found}
         if len(known) < 2:
             return
         common = stats.pooled([*known.values()])
-        for client in known:
+        for client, own in known.items():
             if unsuitable(common, stats.merged([sums for other, sums in known.items() if other != client])):
-                yield client
+                yield client, 2 * own.count > sum(sums.count for sums in known.values())
 
     @property
     def exact(self) -> bool:

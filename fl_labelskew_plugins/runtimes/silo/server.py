@@ -480,9 +480,13 @@ class SiloServer(Manager):
         if (made := self.folder.moments()) is None and (made := self.census.moments(silos)) is not None:
             values = " and ".join(few([f"{value:.4g}" for value in numbers], 3) for numbers in made)
             self.print_line(f"mean and std of the training samples of {counted(len(silos), 'silo')} together: {values}")
-            for client in self.census.unusual_moments(silos):
-                what = "reports a mean or std of its samples that makes the common ones useless for the other silos"
-                use = "check the data of the named silos, exclude the wrong one, and begin a new run"
+            for client, most in self.census.unusual_moments(silos):
+                if most:
+                    what = "and the other silos report means or stds of their samples that do not fit together"
+                    use = "check the data of all silos, exclude the wrong one, and begin a new run"
+                else:
+                    what = "reports a mean or std of its samples that makes the common ones useless for the other silos"
+                    use = "check its data, or exclude it and begin a new run"
                 self.print_line(f"silo {client + 1} {what}; {use}", level=log.WARNING)
             if 0 < len(floats := self.census.inexact) < len(silos):
                 who = few([str(client + 1) for client in floats], 5)

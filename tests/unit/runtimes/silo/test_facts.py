@@ -94,7 +94,7 @@ def named():
     def names(*sums):
         census = silos.Census(recipe, None, [0] * len(sums), lambda client, line: None)
         census._sums = dict(enumerate(sums))
-        return list(census.unusual_moments(range(len(sums))))
+        return [client for client, _ in census.unusual_moments(range(len(sums)))]
 
     return names
 
@@ -106,6 +106,14 @@ def of(mean, std, count=100):
 
 
 CONSTANT = (1.0, 0.0)  # in the second channel
+
+
+def test_a_silo_with_most_samples_need_not_be_the_cause():
+    recipe = parsed("data_args.input_shape=[2, 1, 1]", "data_args.classes=10")
+    for mean, found in ((20, {0: True}), (3000, {2: False})):
+        census = silos.Census(recipe, None, [0] * 3, lambda client, line: None)
+        census._sums = {0: of(0, 1, 1900 if found.get(0) else 50), 1: of(0, 1, 50), 2: of(mean, 1, 30)}
+        assert dict(census.unusual_moments(range(3))) == found
 
 
 @pytest.mark.parametrize(
