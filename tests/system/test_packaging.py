@@ -138,7 +138,7 @@ main(["run", "quickstart", "--set", {few!r}, "--run-dir", "wheels"])
 
 def test_the_packages_of_carry_suffice_for_a_run(fashion_mnist, tmp_path):
     """Only torch, torchvision and their dependencies: no FedML, SciPy, pandas or others, nor torch's compiler."""
-    needed = runpy.run_path(str(ROOT / "tools" / "carry.py"))["NEEDED"]
+    needed = runpy.run_path(str(ROOT / "tools" / "carry.py"))["PACKAGES"]
     script = f"""{ALLOW}allow(*{needed}, "torch", "torchvision", "safetensors", "packaging")
 import fl_labelskew_plugins as fl
 changes = dict([{fashion_mnist!r}.split("="), ("train_args.comm_round", 1)])

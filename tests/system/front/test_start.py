@@ -180,7 +180,7 @@ MISTAKES = {
     "no such folder": "--resume {tmp}/nowhere",
     "recipe.yaml is missing": "--resume {tmp}/empty",
     "differs from the run's in method_args.method": "{tmp}/other.yaml --resume {run}",
-    "only train_args.comm_round can change": "--resume {run} --set train_args.epochs=3",
+    "only train_args.comm_round and train_args.stop can change": "--resume {run} --set train_args.epochs=3",
     "use one of them": "{recipe} --resume {run} --run-dir {tmp}/x",
     "no recipe given": "",
     "use it with --resume": "{recipe} --from-round 3",
