@@ -326,16 +326,16 @@ class SummedAnswers(Answers):
         self._total = total or self._total
 
     def finished(self) -> None:
-        """Allow other runs from now on, if this silo was asked in the last round or cannot expect to be."""
+        """Allow other runs from now on, if this silo was asked in all rounds, or only some train in each round."""
         run = self.silo.run_name
         if not run:
             return
         federation = self.silo.session.federation
         some = federation.clients_per_round < federation.num_clients  # only with noise
-        if some or self._account.question_of(run, federation.rounds - 1):
+        if some or self._account.asked_rounds(run) == federation.rounds:
             self._account.leave()
         else:
-            text = "this silo was not asked in the last round, so joined_run remains; remove it to join another run"
+            text = "this silo was not asked in all rounds, so joined_run remains; remove it to join another run"
             self._warn("the end of the run:", text)
 
     def open(self, session: Session, federation: Federation) -> None:

@@ -144,6 +144,10 @@ class Account:
         """Digest of a round's request, if any."""
         return self._read().questions.get(run, {}).get(round, "")
 
+    def asked_rounds(self, run: str) -> int:
+        """Number of rounds with a request, without openings and tests."""
+        return sum(round >= 0 for round in self._read().questions.get(run, {}))
+
     def ask(self, run: str, round: int, question: str) -> None:
         """Record a round's request before the answer. Raises SecureError if it has changed."""
         opened = self._read()

@@ -539,11 +539,13 @@ def test_a_server_cannot_change_the_federation_of_a_run():
             SummedAnswers.open(answers, session, replace(given, **change))
 
 
-@pytest.mark.parametrize(("asked", "some", "free"), [("", 5, False), ("x", 5, True), ("", 4, True)])
-def test_a_run_is_over_only_after_its_last_round(asked, some, free):
-    """A server could say that a run is over after its first round, and begin another one."""
-    left = []
-    record = SimpleNamespace(question_of=lambda run, round: asked if round == 3 else "x", leave=lambda: left.append(1))
+@pytest.mark.parametrize(("asked", "some", "free"), [([0, 3], 5, False), ([0, 1, 2, 3], 5, True), ([0], 4, True)])
+def test_a_run_is_over_only_after_all_its_rounds(asked, some, free, hospitals):
+    """A server could say that a run is over after its first or only its last round, and begin another one."""
+    record, left = account.Account(hospitals(3)[0].folder), []
+    for round in (OPENING, *asked):
+        record.ask(RUN, round, "x")
+    record.leave = lambda: left.append(1)
     session = SimpleNamespace(federation=SimpleNamespace(rounds=4, clients_per_round=some, num_clients=5))
     silo, lines = SimpleNamespace(run_name=RUN, session=session), []
     SummedAnswers.finished(SimpleNamespace(silo=silo, _account=record, _warn=lambda *text: lines.append(text)))
