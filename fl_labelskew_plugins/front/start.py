@@ -115,7 +115,7 @@ def _execute(recipe: Recipe, options: RunOptions, folder: RunFolder, show: Progr
             for name in compatibility.missing_trackers(recipe):
                 log.warn(f"tracking_args.trackers: {name} is not installed, and the run continues without it")
             show.note("dry run: nothing was trained or written")
-        elif options.resume and whole and not ("stopped" in folder.results and options.overrides):
+        elif options.resume and whole and not (folder.stopped and options.overrides):
             show.note(f"{folder.path}: {_how_it_ended(folder, recipe)}")
         elif not runtime.delegated():
             if options.survey:
@@ -245,8 +245,9 @@ def resumed(
 
 
 def _how_it_ended(folder: RunFolder, recipe: Recipe) -> str:
-    if reason := folder.results.get("stopped"):
-        rounds = f"stopped after {folder.results['rounds']} of {recipe.train.comm_round} rounds: {clean(reason, 300)}"
+    if folder.stopped:
+        reason = clean(folder.stopped, 300)
+        rounds = f"stopped after {folder.results['rounds']} of {recipe.train.comm_round} rounds: {reason}"
         return f"{rounds}; to continue: --set {STOP}=null"
     return f"all {recipe.train.comm_round} rounds are done already"
 

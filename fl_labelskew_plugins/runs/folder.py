@@ -106,10 +106,18 @@ class RunFolder(RunReader):
             for file in files:
                 file.unlink(missing_ok=True)
 
+    @property
+    def stopped(self) -> str:
+        """Why the run has stopped early; empty for other runs, or if its results are damaged."""
+        try:
+            return str(self.results.get("stopped", ""))
+        except LabelSkewError:
+            return ""
+
     def is_whole(self, rounds: int) -> bool:
         """Whether the results of a run of ``rounds`` rounds exist, or of one that has stopped early."""
         try:
-            if self.results.get("rounds") != rounds and "stopped" not in self.results:
+            if self.results.get("rounds") != rounds and not self.stopped:
                 return False
         except LabelSkewError:
             return False
@@ -172,7 +180,7 @@ class RunFolder(RunReader):
         text = read_text(self.recipe)
         content, _ = yaml.read(text)
         last = content["train_args"]["comm_round"] - 1
-        if rounds == last + 1 and stop == content["train_args"].get("stop") and "stopped" not in self.results:
+        if rounds == last + 1 and stop == content["train_args"].get("stop") and not self.stopped:
             return
         aside = self.path / f"after-{len(self.lines)}-rounds"
         for file in (self.path / name for name in RESULTS):

@@ -43,6 +43,7 @@ class Summary(RunFile):
     rounds: int = 0
     seconds: float = 0.0
     data: str | None = None
+    stopped: str = ""
     clients: list[dict[str, Any]] = []
 
 

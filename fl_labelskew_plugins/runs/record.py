@@ -128,7 +128,7 @@ class Record:
             try:
                 self.progress.on_line(line)
             except StopIteration as end:
-                self.stopped = str(end) or "by a callback"
+                self.stopped = clean(str(end), 300) or "by a callback"
         self._check_stop()
         if self.stopped and self._saved != self.next_round:
             with signals.uninterrupted():

@@ -12,8 +12,7 @@ from fl_labelskew_plugins.runs.measure import main_measure
 def reason_to_stop(stop: Stop, lines: Sequence[Mapping[str, Any]]) -> str:
     """Why a run with these lines of ``metrics.jsonl`` stops after the last one; empty if it continues.
 
-    A test improves if it is better than the best earlier improvement by at least ``min_delta``. A test that is not
-    finite does not improve. The first test always does.
+    A test improves if it is better than the best earlier improvement by at least ``min_delta``; the first test does.
 
     >>> reason_to_stop(Stop(patience=2), [{"round": k, "accuracy": share} for k, share in enumerate((0.5, 0.4, 0.5))])
     'accuracy has not improved in 2 tests; the best one is 0.5 in round 1'

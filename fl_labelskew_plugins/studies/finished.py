@@ -145,7 +145,7 @@ def read(folder: Path) -> FinishedRun:
         read_lines(reader.timings),
         data=environment.get("data"),
         personal=bool(environment.get("personal_models")),
-        stopped="stopped" in reader.results,
+        stopped=bool(reader.results.get("stopped")),
         class_names=reader.class_names,
         clients=[
             Client(clean(row.get("name"), 60), *(number(row, key) for key in Client._fields[1:]))
