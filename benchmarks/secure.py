@@ -70,7 +70,7 @@ main()
 
 
 class Cost(NamedTuple):
-    """Costs per round: megabytes at the server, CPU seconds of the server and of a silo."""
+    """Costs per round: megabytes and CPU seconds of the server, and CPU seconds of a silo."""
 
     megabytes: float
     server: float

@@ -34,7 +34,7 @@ def conflicts(recipe: Recipe) -> Iterator[tuple[str, str]]:
         message = f"{len(files)} files for {clients} clients; allowed: one file per client, or none"
         yield "client_specific_args.data_silo_config", message
     if train.stop is not None and (closing := [m for m in (recipe.method, *recipe.methods.values()) if m.closing]):
-        message = f"cannot be used with {type(closing[0]).__name__}, whose last round is a closing exchange"
+        message = f"cannot be used with {type(closing[0]).__name__}: its last round is a closing exchange"
         yield "train_args.stop", f"{message}; allowed: null"
     if train.augment and recipe.security.attack_type == "label_flipping":
         message = "cannot be used with attack_type label_flipping, which does not augment samples; allowed: []"

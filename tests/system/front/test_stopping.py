@@ -86,5 +86,5 @@ def test_a_sweep_treats_stopped_runs_as_done(tmp_path):
 
 
 def test_stop_excludes_a_closing_exchange():
-    with pytest.raises(LabelSkewError, match=r"train_args\.stop: cannot be used with CCVR, whose last round is"):
+    with pytest.raises(LabelSkewError, match=r"train_args\.stop: cannot be used with CCVR: its last round is"):
         fl.load(DIGITS, STOP | {"method_args.method": "ccvr"})

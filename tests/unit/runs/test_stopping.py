@@ -38,6 +38,6 @@ def test_a_loss_has_to_fall():
 
 
 def test_accuracy_is_the_main_measure():
-    """Without a test set at the server, it is the clients' mean."""
+    """Without a global test set, it is the clients' mean."""
     assert stops_after(Stop(target=0.9), [0.8, 0.95], "client_accuracy_mean") == 2
     assert stops_after(Stop(metric="balanced_accuracy", target=0.9), [0.95], "accuracy") is None
