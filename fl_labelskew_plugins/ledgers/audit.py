@@ -52,7 +52,7 @@ class Audit:
         self._lost, self._lost_since, self._warned = 0, "", False
         self._cut: dict[str, Any] = {}
         self._seen: dict[tuple[Any, ...], list[Any]] = {}
-        self._seen_since, self._run = time.monotonic(), ""
+        self._seen_since, self._run, self._written_run = time.monotonic(), "", ""
         self._lock, self._busy = threading.RLock(), False
 
     def open(self, folder: Path, role: str) -> None:
@@ -107,8 +107,13 @@ class Audit:
                     key += self._run, *map(line.get, ("kind", "round", "of"))
                 seen = self._seen.setdefault(key, [0, line])
                 seen[0] += 1
-                if seen[0] <= _most(line):
-                    self._append(line)
+                if seen[0] > _most(line):
+                    continue
+                if _is_answer(line) and self._run != self._written_run:  # the line of this run was only counted
+                    self._append({"event": "run", "run": self._run})
+                if _is_answer(line) or line["event"] == "run":
+                    self._written_run = self._run
+                self._append(line)
         finally:
             self._busy = False
 
@@ -195,6 +200,8 @@ class Audit:
 
 def _is_answer(line: Mapping[str, Any]) -> bool:
     """Whether a line has a limit for its kind and round, so that repeats of one answer do not hide another one."""
+    if line["event"] == "sum" and "reason" in line:
+        return False  # a refusal; a server could ask for any number of rounds
     return line["event"] in SECURE or (line["event"] == "sent" and line.get("kind") in ANSWERS)
 
 

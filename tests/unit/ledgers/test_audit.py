@@ -215,6 +215,31 @@ def test_sums_of_tests_do_not_hide_the_sum_of_a_round(tmp_path):
     assert [line.get("of") for line in found] == ["test"] * 60 + [None, "test"]
 
 
+def test_refused_sums_of_any_rounds_have_one_limit(tmp_path):
+    log = Audit()
+    log.open(tmp_path, "silo-1")
+    for round in range(1300):
+        log.note("sum", run="a", round=round, reason="nothing to send")
+    log.note("sum", run="a", round=0, silos=[1, 2])
+    log.close()
+    assert events(tmp_path).count("sum") == audit.MESSAGES_PER_MINUTE + 1
+
+
+def test_many_runs_do_not_hide_the_run_of_an_answer(tmp_path):
+    log = Audit()
+    log.open(tmp_path, "silo-1")
+    for _ in range(audit.MESSAGES_PER_MINUTE):
+        log.note("run", run="a")
+    for run in ("b", "c"):
+        log.note("run", run=run)
+        for round in (0, 1):
+            log.note("sent", rank=0, kind="UPLOAD", round=round)
+    log.close()
+    lines = [content for _, _, content in audit.read(tmp_path)][audit.MESSAGES_PER_MINUTE + 2 :]
+    found = [line.get("run", line.get("round")) for line in lines if line["event"] in ("run", "sent")]
+    assert found == ["b", 0, 1, "c", 0, 1]
+
+
 def test_foreign_text_is_cleaned_and_shortened(tmp_path):
     log = Audit()
     log.note("connected", rank=2)  # before the folder is known
