@@ -5,6 +5,8 @@ WELCOME, which Flower keeps in the node's state. Only its samples stay in memory
 """
 
 import json
+import os
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -71,6 +73,8 @@ class NodeTransport(Transport):
 
 def answer(recipe: Recipe, message: FlowerMessage, context: Context, *, rank: int, folder: Path) -> FlowerMessage:
     """Answer a Flower message of :class:`.GridTransport` as silo ``rank``, with its files in ``folder``."""
+    if "ray" in sys.modules:  # Ray sets it from the simulation's CPUs per client; other threads give other last digits
+        os.environ.pop("OMP_NUM_THREADS", None)
     with restored():
         home = RunFolder(folder)
         home.hold()
