@@ -342,7 +342,7 @@ class SiloClient(Manager):
             model = num_bytes(session.start.values())  # shared tensors may have three times its size
             self.transport.limits |= dict.fromkeys((Kind.TRAIN, Kind.TEST, Kind.FINISH), 4 * model + 64 * 2**20)
             self.run_folder = OwnFolder(self.folder, self.recipe.name, self.run_name)
-            self._over = self.run_folder.over(federation.rounds)
+            self._over = self.run_folder.over(federation.rounds, self.recipe.method_name)
             self.states = Versions(self.run_folder.path / "states")
             of_total = f" of {federation.num_samples}" if federation.num_samples else ""
             samples = counted(data.facts.samples, "training sample")
@@ -629,10 +629,11 @@ class OwnFolder(RunFolder):
         earlier = sorted(folder.glob(f"*{run}"))
         super().__init__(earlier[0] if earlier else folder / f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{run}")
 
-    def over(self, rounds: int) -> bool:
-        """Whether this run has already ended after at least ``rounds`` rounds."""
+    def over(self, rounds: int, method: str) -> bool:
+        """Whether this run has already ended after at least ``rounds`` rounds, or with another ``method``."""
         try:
-            return int(json.loads(read_text(self.path / "summary.json"))["comm_round"]) >= rounds
+            summary = json.loads(read_text(self.path / "summary.json"))
+            return int(summary["comm_round"]) >= rounds or summary["method"] != method
         except (FileNotFoundError, ValueError, KeyError):  # not at its end; KeyError: of an earlier version
             return False
 

@@ -111,6 +111,10 @@ def test_a_server_cannot_reopen_a_run_that_is_over(scene, federation):
     assert (server.uploads, server.failed) == ([], text)
     _, process = scene({}, over=True, factor=0.0)
     assert f"the run is over; results: {folder}" in process.text
+    # a later run with more rounds gets its name
+    federation.overrides = [*federation.overrides, "train_args.comm_round=9", "method_args.method=fedlc"]
+    _, process = scene({}, [(0, 2.0)], over=True, code=1)
+    assert f"error: {text}" in process.text
     assert {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()} == kept
 
 
