@@ -108,14 +108,13 @@ def _execute(recipe: Recipe, options: RunOptions, folder: RunFolder, show: Progr
     host = options.host or ("none" if not recipe.hosted and compatibility.host_installed() else None)
     options = replace(options, host=host, pause=options.pause or Pause.inherited())
     runtime: Runtime = registry.load("runtimes", recipe.comm.backend)(recipe, options, folder, show)
-    whole = folder.is_whole(recipe.train.comm_round)
     try:
         if options.dry_run:
             show.note(describe(warned(runtime.preview())))
             for name in compatibility.missing_trackers(recipe):
                 log.warn(f"tracking_args.trackers: {name} is not installed, and the run continues without it")
             show.note("dry run: nothing was trained or written")
-        elif options.resume and whole and not (folder.stopped and options.overrides):
+        elif options.resume and folder.is_whole(recipe.train.comm_round) and not (folder.stopped and options.overrides):
             show.note(f"{folder.path}: {_how_it_ended(folder, recipe)}")
         elif not runtime.delegated():
             if options.survey:

@@ -46,8 +46,7 @@ def named(
     for c in sorted({c for client in shares for c in client}):
         samples = rng.permutation(np.flatnonzero(labels == c))
         holders = [k for k, client in enumerate(shares) if c in client]
-        total = part = 0.0
-        end = 0
+        part, end = 0.0, 0
         for k in holders:
             amount = shares[k][c]
             if isinstance(amount, int):
@@ -55,14 +54,13 @@ def named(
             else:  # cumulative, so that shares with the sum 1 are all samples of the class
                 before, part = part, part + (1.0 if amount == "all" else amount)
                 size = round(part * len(samples)) - round(before * len(samples))
-            total += size
             if not size:
                 raise LabelSkewError(f"{NAME}: client {names[k]} gets none of the {len(samples)} samples of class {c}")
             pieces[k].append(samples[end : end + size])
             end += size
-        if total > len(samples):
+        if end > len(samples):
             wanted = ", ".join(f"{names[k]}: {shares[k][c]}" for k in holders)
-            problem = f"the clients ({wanted}) get {total:g} samples of class {c}, but it has {len(samples)}"
+            problem = f"the clients ({wanted}) get {end} samples of class {c}, but it has {len(samples)}"
             raise mistake(NAME, problem, "smaller numbers or shares")
     return gather("named", pieces, "give it a class")
 

@@ -73,7 +73,7 @@ class NodeTransport(Transport):
 
 def answer(recipe: Recipe, message: FlowerMessage, context: Context, *, rank: int, folder: Path) -> FlowerMessage:
     """Answer a Flower message of :class:`.GridTransport` as silo ``rank``, with its files in ``folder``."""
-    if "ray" in sys.modules:  # Ray sets it from the simulation's CPUs per client; other threads give other last digits
+    if "ray" in sys.modules:  # Ray sets this in each process; as a user's choice, it would change the last digits
         os.environ.pop("OMP_NUM_THREADS", None)
     with restored():
         home = RunFolder(folder)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, cast
 
 from fl_labelskew_registry import RunError, mistake
 
+from fl_labelskew_plugins.engine.threads import chosen_by_user
 from fl_labelskew_plugins.ledgers.audit import Audit
 from fl_labelskew_plugins.machine.text import clean
 from fl_labelskew_plugins.recipe.conflicts import quorum
@@ -147,6 +148,8 @@ def simulation(recipe: Recipe, folder: Path) -> Iterator[tuple["Grid", Callable[
     failures: list[BaseException] = []
     over = threading.Event()
     server, client = ServerApp(), ClientApp()
+    threads = recipe.device.threads or chosen_by_user()  # Ray sets OMP_NUM_THREADS for the nodes
+    recipe = recipe.model_copy(update={"device": recipe.device.model_copy(update={"threads": threads})})
 
     @server.main()
     def serve(grid: "Grid", context: "Context") -> None:

@@ -685,7 +685,8 @@ def secret(folder: Path) -> int:
 def digest_inputs(recipe: Recipe, data: SiloData) -> bytes:
     """Digest of the samples and settings that affect this silo's answers."""
     resolved = portable(recipe)
-    del resolved["train_args"]["comm_round"]  # a run can be resumed with more rounds
+    for key in ("comm_round", "stop"):  # a run can be resumed with other ones
+        del resolved["train_args"][key]
     sections = ("common_args", "model_args", "train_args", "method_args", "dp_args")
     settings: list[Any] = [{name: resolved[name] for name in sections}, recipe.device.precision]
     settings += [data.data.mean, data.data.std]

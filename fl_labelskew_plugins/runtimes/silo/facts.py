@@ -220,13 +220,13 @@ def sums(tensors: Mapping[str, Tensor], facts: Facts, *, pixels: bool = False) -
 
 
 def agreed(recipe: Recipe) -> dict[str, dict[str, Any]]:
-    """Settings that server and silos must share, as JSON."""
+    """Settings that server and silos must share, as JSON; only the server stops a run early."""
     resolved = portable(recipe)
     sections = {
         "common_args": {"random_seed": recipe.common.random_seed},
         "data_args": recipe.normalisation,
         "model_args": resolved["model_args"],
-        "train_args": resolved["train_args"],
+        "train_args": {key: value for key, value in resolved["train_args"].items() if key != "stop"},
         "method_args": _common(recipe.method, resolved["method_args"]),
     }
     if recipe.privacy.noise_multiplier is not None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fl_labelskew_plugins.engine.aggregate import VARIANCES, matching
 from fl_labelskew_plugins.engine.local import LocalResult
-from fl_labelskew_plugins.tensors import OPTIMIZER, Weights
+from fl_labelskew_plugins.tensors import OPTIMIZER, Weights, pieces
 
 UPDATE, MOVEMENT = "update", "update times the optimiser's numbers"
 STATISTICS = "running means and variances"  # of batch normalisation
@@ -51,11 +51,9 @@ def norms(
     return {name: norm for name, norm in totals.items() if norm or not name.startswith(UNTRAINED)}
 
 
-def scale(weights: Weights, parameters: Collection[str]) -> float:
+def model_norm(weights: Weights, parameters: Collection[str]) -> float:
     """L2 norm of all trained parameters, at least 1."""
-    return max(
-        1.0, math.hypot(*(_distance(part, None) for k in parameters for part, _ in matching(weights[k], weights[k])))
-    )
+    return max(1.0, math.hypot(*(_distance(part, None) for name in parameters for part in pieces(weights[name]))))
 
 
 def _per_sample(name: str, value: Tensor, tensors: Mapping[str, Tensor], sends: Mapping[str, str]) -> Tensor:
@@ -100,11 +98,11 @@ class Judge:
     ratio: float
     medians: dict[str, float]
     _now: dict[int, dict[str, float]] = field(default_factory=dict)
-    _scale: float = 0.0
+    _model_norm: float = 0.0
 
-    def begin(self, scale: float) -> None:
-        """Begin a round without uploads; ``scale``: see :func:`scale`."""
-        self._now, self._scale = {}, scale
+    def begin(self, model_norm: float) -> None:
+        """Begin a round without uploads; ``model_norm``: see :func:`model_norm`."""
+        self._now, self._model_norm = {}, model_norm
 
     def add(self, client: int, norms: dict[str, float]) -> bool:
         """Add an upload; True if the earlier medians are enough to accept it."""
@@ -122,7 +120,8 @@ class Judge:
 
     def end(self) -> dict[int, str]:
         """End a round; return a text for each client with an accepted norm far above the median of the round."""
-        found = {name: self._median(name) for norms in self._now.values() for name in norms}
+        names = sorted({name for norms in self._now.values() for name in norms})
+        found = {name: self._median(name) for name in names}
         medians = {name: middle for name, middle in found.items() if middle is not None}
         large = {
             client: f"the norm of its {name} is {norm:.3g}; the median of the round is {medians[name]:.3g}"
@@ -134,7 +133,7 @@ class Judge:
         return large
 
     def _limit(self, name: str, median: float) -> float:
-        least = 0.0 if _is_buffer(name) else self._scale * (STEPS if name == MOVEMENT else 1.0)
+        least = 0.0 if _is_buffer(name) else self._model_norm * (STEPS if name == MOVEMENT else 1.0)
         return max(self.ratio * median, least)
 
     def _median(self, name: str) -> float | None:

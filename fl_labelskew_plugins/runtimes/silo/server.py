@@ -39,7 +39,7 @@ from fl_labelskew_plugins.runtimes.silo.facts import Census, OtherClassesError, 
 from fl_labelskew_plugins.runtimes.silo.flood import Flood
 from fl_labelskew_plugins.runtimes.silo.listening import ServerTransport
 from fl_labelskew_plugins.runtimes.silo.members import ExcludedSilos, Members, Poll
-from fl_labelskew_plugins.runtimes.silo.outliers import Judge, norms, scale
+from fl_labelskew_plugins.runtimes.silo.outliers import Judge, model_norm, norms
 from fl_labelskew_plugins.runtimes.transport import SERVER, Kind, Manager, Message, measures, reason, upload
 from fl_labelskew_plugins.runtimes.wire import plain
 from fl_labelskew_plugins.tensors import State, Weights, group, joined, num_bytes, save_atomic, trim
@@ -209,7 +209,8 @@ class Uploads(SiloExchange):
         session = self.rounds.session
         members.begin(round)
         self._poll = poll = Poll[LocalResult](members, clients, "uploads", {})
-        self._judge.begin(scale(server.weights, server.parameters))
+        if self._comm.max_update_ratio is not None:
+            self._judge.begin(model_norm(server.weights, server.parameters))
         self._warn_of_heavy(clients)
         self._request = plain(joined(model=server.weights, shared=server.shared))
         for client in clients:
@@ -298,11 +299,11 @@ class Uploads(SiloExchange):
         samples = [sizes[client] for client in clients]
         shares = server.shares(samples)
         of_classes = self.server.recipe.train.proxy_aggregation == "class"  # class counts weight the classifier's rows
-        for client, share, size in zip(clients, shares, samples, strict=True):
-            most = max(share / sum(shares), size / sum(samples) if of_classes else 0)
-            if len(clients) > 1 and most > HEAVY:
-                text = f"silo {client + 1} has {100 * most:.4g} % of the weight of {where}"
-                reported = f"this silo reports {size} of all {sum(samples)} training samples"
+        weights = samples if of_classes else shares
+        for client, weight in zip(clients, weights, strict=True):
+            if len(clients) > 1 and weight > HEAVY * sum(weights):
+                text = f"silo {client + 1} has {100 * weight / sum(weights):.4g} % of the weight of {where}"
+                reported = f"this silo reports {sizes[client]} of all {sum(samples)} training samples"
                 self.server.warn_once(client, f"{text}: {reported}")
         total = server.federation.num_samples
         if (rest := share_of_old(shares)) > HEAVY:

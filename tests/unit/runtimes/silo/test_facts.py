@@ -108,6 +108,12 @@ def of(mean, std, count=100):
 CONSTANT = (1.0, 0.0)  # in the second channel
 
 
+def test_only_the_server_needs_to_know_when_a_run_stops():
+    """So it can resume a stopped run beyond that, with silos of the same recipe as before."""
+    agreed = [silos.agreed(parsed(f"train_args.stop={stop}")) for stop in ("null", "{target: 0.9}")]
+    assert agreed[0] == agreed[1] != silos.agreed(parsed("train_args.epochs=3"))
+
+
 def test_a_silo_with_most_samples_need_not_be_the_cause():
     recipe = parsed("data_args.input_shape=[2, 1, 1]", "data_args.classes=10")
     for mean, found in ((20, {0: True}), (3000, {2: False})):

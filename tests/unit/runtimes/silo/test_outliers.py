@@ -11,20 +11,20 @@ from fl_labelskew_plugins.runtimes.silo.outliers import (
     STATISTICS,
     UNTRAINED,
     Judge,
+    model_norm,
     norms,
-    scale,
 )
 from fl_labelskew_plugins.tensors import OPTIMIZER, PIECE
 
 MEAN = f"{UNTRAINED}mean"
 
 
-def judged(ratio, uploads, medians=(), scale=0.0):
+def judged(ratio, uploads, medians=(), norm=0.0):
     """Accepted clients, named clients and the medians afterwards; the order of arrival does not matter."""
     outcomes = []
     for order in itertools.permutations(range(len(uploads))):
         judge = Judge(ratio, dict(medians))
-        judge.begin(scale)
+        judge.begin(norm)
         at_once = {client for client in order if judge.add(client, uploads[client])}
         accepted = [client for client in range(len(uploads)) if client in at_once or not judge.objection(client)]
         assert not any(judge.objection(client) for client in at_once)
@@ -90,20 +90,20 @@ def test_silos_with_nothing_left_to_learn_do_not_exclude_the_others():
     """With FedVLS, silos of one class have losses of 0, and updates of rounding errors."""
     for majority in ((3e-11,) * 3, (1.4e-10, 0.0, 0.0)):
         uploads = [{"update": size, OPTIMIZER: size, "sums": size} for size in (*majority, 5.0, 12.1)]
-        assert judged(1000, uploads, scale=12.0)[0] == [0, 1, 2, 3]
-    assert judged(1000, [{MOVEMENT: size} for size in (1e-9, 1e-9, 1e-9, 1200.0, 1201.0)], scale=12.0)[0] == [
+        assert judged(1000, uploads, norm=12.0)[0] == [0, 1, 2, 3]
+    assert judged(1000, [{MOVEMENT: size} for size in (1e-9, 1e-9, 1e-9, 1200.0, 1201.0)], norm=12.0)[0] == [
         0,
         1,
         2,
         3,
     ]
-    assert judged(1000, [{MEAN: size} for size in (0.0, 0.0, 0.1)], scale=12.0)[0] == [0, 1]
+    assert judged(1000, [{MEAN: size} for size in (0.0, 0.0, 0.1)], norm=12.0)[0] == [0, 1]
 
 
-def test_scale_is_the_norm_of_the_parameters():
+def test_model_norm_is_at_least_1():
     weights = {"w": torch.tensor([3.0, 0.0]), "b": torch.tensor([[-4.0]]), "mean": torch.tensor([9.0])}
-    assert scale(weights, ["w", "b"]) == 5.0
-    assert scale({"w": torch.zeros(3)}, ["w"]) == 1.0
+    assert model_norm(weights, ["w", "b"]) == 5.0
+    assert model_norm({"w": torch.zeros(3)}, ["w"]) == 1.0
 
 
 @pytest.mark.parametrize("name", CHANGES)
